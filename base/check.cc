@@ -6,8 +6,8 @@
 namespace backstay {
 
 void CheckFailed(const char* file, int line, const char* condition, std::string_view message) {
-  std::fprintf(stderr, "%s:%d: broken invariant: %s: %.*s\n", file, line, condition, static_cast<int>(message.size()),
-               message.data());
+  std::fprintf(stderr, "%s:%d: broken invariant: %s: %.*s\n", file, line, condition,
+               static_cast<int>(message.size()), message.data());
   std::abort();
 }
 

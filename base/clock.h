@@ -39,6 +39,8 @@ class SystemClock : public Clock {
   int64_t UnixMillis() const override;
 };
 
-constexpr int64_t ToMillis(Duration d) { return std::chrono::duration_cast<std::chrono::milliseconds>(d).count(); }
+constexpr int64_t ToMillis(Duration d) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(d).count();
+}
 
 }  // namespace backstay

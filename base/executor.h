@@ -16,8 +16,8 @@ using StatusCompletion = std::function<void(Status)>;
 using TimerId = uint64_t;
 inline constexpr TimerId kNoTimer = 0;
 
-// One thread's queue of tasks and timers. All protocol state of a node lives on one executor, so it needs no locks;
-// the simulation runs every node of a cluster on one executor with virtual time.
+// One thread's queue of tasks and timers. All protocol state of a node lives on one executor, so it
+// needs no locks; the simulation runs every node of a cluster on one executor with virtual time.
 //
 // Thread: Post() from any; everything else only on the executor's own thread.
 class Executor {
@@ -33,11 +33,13 @@ class Executor {
   virtual const Clock& clock() const = 0;
 
   Instant Now() const { return clock().Now(); }
-  TimerId RunAfter(Duration delay, std::function<void()> task) { return RunAt(Now() + delay, std::move(task)); }
+  TimerId RunAfter(Duration delay, std::function<void()> task) {
+    return RunAt(Now() + delay, std::move(task));
+  }
 };
 
-// Makes callbacks that do nothing once their owner is gone. Hold one as the last member of a class and wrap every
-// callback that captures `this`. Thread: the owner's executor only.
+// Makes callbacks that do nothing once their owner is gone. Hold one as the last member of a class
+// and wrap every callback that captures `this`. Thread: the owner's executor only.
 class Lifetime {
  public:
   Lifetime() : alive_(std::make_shared<char>()) {}
@@ -46,7 +48,8 @@ class Lifetime {
 
   template <typename F>
   auto Wrap(F callback) const {
-    return [alive = std::weak_ptr<char>(alive_), callback = std::move(callback)](auto&&... args) mutable {
+    return [alive = std::weak_ptr<char>(alive_),
+            callback = std::move(callback)](auto&&... args) mutable {
       if (!alive.expired()) callback(std::forward<decltype(args)>(args)...);
     };
   }

@@ -11,8 +11,8 @@
 
 namespace backstay {
 
-// An XXH3 hash of 128 bits: a chunk's checksum, a shard's digest or a snapshot's root. It finds accidents, not
-// attackers; attackers are kept out by keys and permissions.
+// An XXH3 hash of 128 bits: a chunk's checksum, a shard's digest or a snapshot's root. It finds
+// accidents, not attackers; attackers are kept out by keys and permissions.
 struct Hash128 {
   uint64_t low = 0;
   uint64_t high = 0;
@@ -32,9 +32,10 @@ struct Hash128 {
 Hash128 HashBytes(std::span<const std::byte> bytes);
 Hash128 HashBytes(std::string_view bytes);
 
-// Copies `source` to `target` (same size, no overlap) and returns the hash of the bytes as they were read once: the
-// hash and the copy see the same bytes even when somebody writes to `source` meanwhile. Streaming stores where the size
-// is worth it; they are visible to other threads after the call (it ends with a store fence).
+// Copies `source` to `target` (same size, no overlap) and returns the hash of the bytes as they
+// were read once: the hash and the copy see the same bytes even when somebody writes to `source`
+// meanwhile. Streaming stores where the size is worth it; they are visible to other threads after
+// the call (it ends with a store fence).
 Hash128 CopyAndHash(std::span<std::byte> target, std::span<const std::byte> source);
 
 }  // namespace backstay

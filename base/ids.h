@@ -20,7 +20,9 @@ struct StrongNumber {
   StrongNumber Next() const { return StrongNumber(value + 1); }
 
   friend constexpr auto operator<=>(const StrongNumber&, const StrongNumber&) = default;
-  friend std::ostream& operator<<(std::ostream& out, const StrongNumber& id) { return out << id.value; }
+  friend std::ostream& operator<<(std::ostream& out, const StrongNumber& id) {
+    return out << id.value;
+  }
 };
 
 // A name that cannot be mistaken for another kind of name.
@@ -34,21 +36,29 @@ struct StrongName {
   bool empty() const { return value.empty(); }
 
   friend auto operator<=>(const StrongName&, const StrongName&) = default;
-  friend std::ostream& operator<<(std::ostream& out, const StrongName& id) { return out << id.value; }
+  friend std::ostream& operator<<(std::ostream& out, const StrongName& id) {
+    return out << id.value;
+  }
 };
 
-using StoreId = StrongName<struct StoreIdTag>;  // One metadata store, chosen at random when it is made.
+using StoreId =
+    StrongName<struct StoreIdTag>;  // One metadata store, chosen at random when it is made.
 using NodeId = StrongName<struct NodeIdTag>;
 using JobName = StrongName<struct JobNameTag>;
-using ShardId = StrongName<struct ShardIdTag>;  // Logical name of a part of the state; by default the rank's number.
-using AttemptUuid = StrongName<struct AttemptUuidTag>;  // Shared by all ranks of one reconfiguration.
+using ShardId = StrongName<struct ShardIdTag>;  // Logical name of a part of the state; by default
+                                                // the rank's number.
+using AttemptUuid =
+    StrongName<struct AttemptUuidTag>;  // Shared by all ranks of one reconfiguration.
 
-using Incarnation = StrongNumber<struct IncarnationTag>;  // Start count of a node, from 1; 0 is "none".
-using Generation = StrongNumber<struct GenerationTag>;    // Of a job's communicator, from 1; 0 is "none yet".
-using Term = StrongNumber<struct TermTag>;                // Store revision of a leader's election; 0 is "not a leader".
-using Attempt = StrongNumber<struct AttemptTag>;          // Of a generation's restore decision, from 1.
-using Step = StrongNumber<struct StepTag>;                // Optimizer step.
-using Rank = StrongNumber<struct RankTag>;                // Index in the communicator, from 0.
+using Incarnation =
+    StrongNumber<struct IncarnationTag>;  // Start count of a node, from 1; 0 is "none".
+using Generation =
+    StrongNumber<struct GenerationTag>;  // Of a job's communicator, from 1; 0 is "none yet".
+using Term =
+    StrongNumber<struct TermTag>;  // Store revision of a leader's election; 0 is "not a leader".
+using Attempt = StrongNumber<struct AttemptTag>;  // Of a generation's restore decision, from 1.
+using Step = StrongNumber<struct StepTag>;        // Optimizer step.
+using Rank = StrongNumber<struct RankTag>;        // Index in the communicator, from 0.
 
 // One start of one node: what a promise or a held replica is bound to.
 struct NodeInstance {
@@ -58,7 +68,8 @@ struct NodeInstance {
   friend auto operator<=>(const NodeInstance&, const NodeInstance&) = default;
 };
 
-// A snapshot's name: the (generation, step) whose save made it. The generation here is only a name; it never fences.
+// A snapshot's name: the (generation, step) whose save made it. The generation here is only a name;
+// it never fences.
 struct SnapshotId {
   Generation generation;
   Step step;
@@ -76,25 +87,31 @@ struct ShardName {
 };
 
 std::ostream& operator<<(std::ostream& out, const NodeInstance& instance);  // node-1 (start 3)
-std::ostream& operator<<(std::ostream& out, const SnapshotId& id);          // step 110 of generation 2
-std::ostream& operator<<(std::ostream& out, const ShardName& name);         // job/step 110 of generation 2/shard 3
+std::ostream& operator<<(std::ostream& out, const SnapshotId& id);  // step 110 of generation 2
+std::ostream& operator<<(std::ostream& out,
+                         const ShardName& name);  // job/step 110 of generation 2/shard 3
 
 // The same texts as strings, for messages.
 std::string ToString(const NodeInstance& instance);
 std::string ToString(const SnapshotId& id);
 std::string ToString(const ShardName& name);
 
-// The longest names that are accepted anywhere, in bytes. Names may hold any bytes but NUL; they are never used as paths.
+// The longest names that are accepted anywhere, in bytes. Names may hold any bytes but NUL; they
+// are never used as paths.
 inline constexpr size_t kNameBytesMax = 256;
 
 }  // namespace backstay
 
 template <typename Tag>
 struct std::hash<backstay::StrongNumber<Tag>> {
-  size_t operator()(const backstay::StrongNumber<Tag>& id) const { return std::hash<uint64_t>()(id.value); }
+  size_t operator()(const backstay::StrongNumber<Tag>& id) const {
+    return std::hash<uint64_t>()(id.value);
+  }
 };
 
 template <typename Tag>
 struct std::hash<backstay::StrongName<Tag>> {
-  size_t operator()(const backstay::StrongName<Tag>& id) const { return std::hash<std::string>()(id.value); }
+  size_t operator()(const backstay::StrongName<Tag>& id) const {
+    return std::hash<std::string>()(id.value);
+  }
 };

@@ -16,12 +16,14 @@ struct LogField {
   std::string value;
 };
 
-using LogSink = std::function<void(LogLevel level, std::string_view message, std::initializer_list<LogField> fields)>;
+using LogSink = std::function<void(LogLevel level, std::string_view message,
+                                   std::initializer_list<LogField> fields)>;
 
 // Sends later log lines to `sink` (null: nowhere). Call before threads start.
 void SetLogSink(LogSink sink);
 
-// One event, in plain words, with its data as fields. Whoever first knows what an error is logs it, once.
+// One event, in plain words, with its data as fields. Whoever first knows what an error is logs it,
+// once.
 void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields = {});
 
 }  // namespace backstay

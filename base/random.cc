@@ -11,7 +11,8 @@ std::string Random::Bytes(size_t bytes) {
   out.reserve(bytes);
   while (out.size() < bytes) {
     uint64_t word = Next();
-    for (int i = 0; i < 8 && out.size() < bytes; ++i, word >>= 8) out.push_back(static_cast<char>(word & 0xff));
+    for (int i = 0; i < 8 && out.size() < bytes; ++i, word >>= 8)
+      out.push_back(static_cast<char>(word & 0xff));
   }
   return out;
 }
@@ -34,7 +35,8 @@ uint64_t SystemRandom::Next() {
 }
 
 uint64_t SeededRandom::Next() {
-  // Steele, Lea, Flood: "Fast splittable pseudorandom number generators" (2014), constants of splitmix64.
+  // Steele, Lea, Flood: "Fast splittable pseudorandom number generators" (2014), constants of
+  // splitmix64.
   uint64_t z = (state_ += 0x9e3779b97f4a7c15ULL);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;

@@ -5,7 +5,8 @@
 
 namespace backstay {
 
-// Randomness as the code above the seams sees it; the simulation's comes from its seed. Thread: the owner's executor.
+// Randomness as the code above the seams sees it; the simulation's comes from its seed. Thread: the
+// owner's executor.
 class Random {
  public:
   virtual ~Random() = default;

@@ -10,7 +10,8 @@
 
 namespace backstay {
 
-// One code per distinct reaction of a caller; the numbers are part of the wire formats and of the C ABI.
+// One code per distinct reaction of a caller; the numbers are part of the wire formats and of the C
+// ABI.
 enum class StatusCode {
   kOk = 0,
   kNotFound = 1,         // It is certain that there is none: name another, or start fresh.
@@ -27,12 +28,12 @@ enum class StatusCode {
 // The code's name in plain lower-case words, for people: "no space".
 std::string_view StatusCodeName(StatusCode code);
 
-// The code for a number from the wire; an unknown number reads as kUnavailable, so that a newer peer's code
-// leads to a retry and never to success.
+// The code for a number from the wire; an unknown number reads as kUnavailable, so that a newer
+// peer's code leads to a retry and never to success.
 StatusCode StatusCodeFromNumber(int number);
 
-// The outcome of an operation: a code, and for errors a message that says what was being done, to what, and
-// what to try.
+// The outcome of an operation: a code, and for errors a message that says what was being done, to
+// what, and what to try.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -102,8 +103,8 @@ class [[nodiscard]] Result {
 };
 
 // Returns the error of `expression` (a Status) from the enclosing function.
-#define BACKSTAY_RETURN_IF_ERROR(expression)                    \
-  do {                                                          \
+#define BACKSTAY_RETURN_IF_ERROR(expression)                                      \
+  do {                                                                            \
     if (::backstay::Status status_ = (expression); !status_.ok()) return status_; \
   } while (false)
 

@@ -83,6 +83,6 @@ class MetadataStore {
 // Limits that every implementation enforces with kInvalidArgument.
 inline constexpr size_t kMetadataKeyBytesMax = 1024;
 inline constexpr size_t kMetadataValueBytesMax = 1024 * 1024;
-inline constexpr size_t kMetadataOperationsMax = 128;  // Of a transaction, comparisons included; etcd's default limit.
+inline constexpr size_t kMetadataOperationsMax = 4096;  // Of a transaction, comparisons included; etcd needs --max-txn-ops for as many.
 
 }  // namespace backstay::replication

@@ -1,12 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <set>
-#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/executor.h"
@@ -38,15 +37,17 @@ struct SimNetworkCounters {
   uint64_t releases_lost = 0;
 };
 
-// The data network of a simulated cluster: moves real bytes between the exporters and pullers of its nodes, chunk by
-// chunk, in virtual time. Every node sends and receives one chunk at a time at its bandwidth, so concurrent pulls of one
-// node share it. Same seed, same trace.
+// The data network of a simulated cluster: moves real bytes between the exporters and pullers of
+// its nodes, chunk by chunk, in virtual time. Every node sends and receives one chunk at a time at
+// its bandwidth, so concurrent pulls of one node share it. Same seed, same trace.
 //
-// Faults are set by node name and stay until they are taken back. They act on the pulls under way too.
+// Faults are set by node name and stay until they are taken back. They act on the pulls under way
+// too.
 //
 // Thread:  the executor of all nodes; nothing here knows another thread.
-// Memory:  chunks are copied at the simulated moment of their arrival; a region or target is touched at no other time.
-// Failure: a node that is down refuses at once (after one latency). A partitioned or stalled one is silent: pulls wait,
+// Memory:  chunks are copied at the simulated moment of their arrival; a region or target is
+// touched at no other time. Failure: a node that is down refuses at once (after one latency). A
+// partitioned or stalled one is silent: pulls wait,
 //          go on if it heals, and end kUnavailable after `stall_timeout`.
 class SimNetworkTransport {
  public:
@@ -55,8 +56,9 @@ class SimNetworkTransport {
   SimNetworkTransport(const SimNetworkTransport&) = delete;
   SimNetworkTransport& operator=(const SimNetworkTransport&) = delete;
 
-  // The data plane of one start of one node. The network must outlive both; destroying them is how the process dies:
-  // grants end, pulls end kUnavailable. A newer start of a node replaces the older one's exporter.
+  // The data plane of one start of one node. The network must outlive both; destroying them is how
+  // the process dies: grants end, pulls end kUnavailable. A newer start of a node replaces the
+  // older one's exporter.
   std::unique_ptr<transport::Exporter> MakeExporter(const NodeInstance& node);
   std::unique_ptr<transport::Puller> MakePuller(const NodeInstance& node);
 
@@ -68,7 +70,8 @@ class SimNetworkTransport {
   void SetStalled(const NodeId& node, bool stalled);
   // Divides the node's bandwidth; 1 is full speed.
   void SetSlowdown(const NodeId& node, uint32_t factor);
-  // Flips one bit of each of the next `chunk_count` chunks that leave `source`, on their way: the region stays intact.
+  // Flips one bit of each of the next `chunk_count` chunks that leave `source`, on their way: the
+  // region stays intact.
   void CorruptNextChunks(const NodeId& source, uint64_t chunk_count);
   // Every chunk is corrupted on its way with this probability.
   void SetCorruptPerMillion(uint32_t chunks_per_million);
@@ -107,10 +110,11 @@ class SimNetworkTransport {
   const SimNetworkOptions options_;
   std::map<NodeId, NodeState> nodes_;
   std::set<std::pair<NodeId, NodeId>> partitions_;  // Ordered pairs, smaller name first.
-  std::set<SimPuller*> pullers_;
+  std::vector<SimPuller*> pullers_;  // In order of creation, so that a seed gives one trace.
   uint32_t corrupt_per_million_ = 0;
   uint32_t release_loss_per_million_ = 0;
   SimNetworkCounters counters_;
+  Lifetime lifetime_;
 };
 
 }  // namespace backstay::sim

@@ -1,6 +1,7 @@
 #include "base/socket.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -36,6 +37,19 @@ Result<sockaddr_un> UnixAddress(const std::string& path) {
   return address;
 }
 
+// A connected non-blocking socket, or an invalid one when `path` is a socket that nobody listens
+// on. (A listener with a full queue is an error, so that it is not taken for a dead one.)
+Result<UniqueFd> TryConnectUnix(const std::string& path) {
+  BACKSTAY_ASSIGN_OR_RETURN(const sockaddr_un address, UnixAddress(path));
+  const std::string what = "connect to " + path;
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return OsError(errno, what);
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0)
+    return fd;
+  if (errno == ECONNREFUSED) return UniqueFd();
+  return OsError(errno, what);
+}
+
 // Makes room for a listener: removes the socket file of a listener that is gone.
 Status RemoveDeadSocket(const std::string& path) {
   struct stat info;
@@ -43,9 +57,8 @@ Status RemoveDeadSocket(const std::string& path) {
     return errno == ENOENT ? Status::Ok() : OsError(errno, "look at " + path);
   }
   if (!S_ISSOCK(info.st_mode)) return InvalidArgument(path + " exists and is not a socket");
-  const Result<UniqueFd> probe = ConnectUnix(path);
-  if (probe.ok()) return Unavailable("another process listens on " + path);
-  if (probe.status().code() != StatusCode::kUnavailable) return probe.status();
+  BACKSTAY_ASSIGN_OR_RETURN(const UniqueFd probe, TryConnectUnix(path));
+  if (probe.valid()) return Unavailable("another process listens on " + path);
   if (unlink(path.c_str()) != 0 && errno != ENOENT)
     return OsError(errno, "remove the dead socket " + path);
   return Status::Ok();
@@ -172,13 +185,8 @@ Result<UniqueFd> ListenUnix(const std::string& path, mode_t mode) {
 }
 
 Result<UniqueFd> ConnectUnix(const std::string& path) {
-  BACKSTAY_ASSIGN_OR_RETURN(const sockaddr_un address, UnixAddress(path));
-  const std::string what = "connect to " + path;
-  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.valid()) return OsError(errno, what);
-  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return OsError(errno, what);
-  }
+  BACKSTAY_ASSIGN_OR_RETURN(UniqueFd fd, TryConnectUnix(path));
+  if (!fd.valid()) return OsError(ECONNREFUSED, "connect to " + path);
   BACKSTAY_RETURN_IF_ERROR(SetNonBlocking(fd.get(), false));
   return fd;
 }

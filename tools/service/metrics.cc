@@ -1,0 +1,101 @@
+#include "tools/service/metrics.h"
+
+#include <prometheus/exposer.h>
+#include <prometheus/gauge.h>
+#include <prometheus/registry.h>
+
+#include <array>
+#include <exception>
+
+namespace backstay::tools {
+
+using replication::wire::NodeStatusReply;
+
+namespace {
+
+struct MemoryKind {
+  const char* label;
+  uint64_t (NodeStatusReply::*bytes)() const;
+};
+
+constexpr std::array<MemoryKind, 8> kMemoryKinds = {{
+    {"reserved", &NodeStatusReply::reserved_bytes},
+    {"own", &NodeStatusReply::own_bytes},
+    {"held", &NodeStatusReply::held_bytes},
+    {"fetched", &NodeStatusReply::fetched_bytes},
+    {"in_flight", &NodeStatusReply::in_flight_bytes},
+    {"pinned", &NodeStatusReply::pinned_bytes},
+    {"quarantined", &NodeStatusReply::quarantined_bytes},
+    {"free", &NodeStatusReply::free_slot_bytes},
+}};
+
+using GaugeFamily = prometheus::Family<prometheus::Gauge>;
+
+}  // namespace
+
+struct Metrics::Figures {
+  std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
+  std::string node_id;
+  GaugeFamily* memory = nullptr;
+  GaugeFamily* budget = nullptr;
+  GaugeFamily* peer_read = nullptr;
+  GaugeFamily* peer_served = nullptr;
+  GaugeFamily* peer_failures = nullptr;
+  GaugeFamily* shards = nullptr;
+  GaugeFamily* trainers = nullptr;
+  GaugeFamily* generation = nullptr;
+  std::unique_ptr<prometheus::Exposer> exposer;  // Last: it is stopped before what it reads goes.
+
+  GaugeFamily* Family(const std::string& name, const std::string& help) {
+    return &prometheus::BuildGauge().Name(name).Help(help).Labels({{"node", node_id}}).Register(*registry);
+  }
+};
+
+Metrics::Metrics(std::unique_ptr<Figures> figures) : figures_(std::move(figures)) {}
+Metrics::~Metrics() = default;
+
+Result<std::unique_ptr<Metrics>> Metrics::Listen(const std::string& address, const std::string& node_id) {
+  auto figures = std::make_unique<Figures>();
+  Figures& f = *figures;
+  f.node_id = node_id;
+  f.memory = f.Family("backstay_memory_bytes", "Memory of the service by what it is used for");
+  f.budget = f.Family("backstay_memory_budget_bytes", "Memory that the service may use for shards");
+  f.peer_read = f.Family("backstay_peer_read_bytes", "Bytes read from a peer since the service started");
+  f.peer_served = f.Family("backstay_peer_served_bytes", "Bytes served to a peer since the service started");
+  f.peer_failures = f.Family("backstay_peer_failures", "Failed transfers from a peer since the service started");
+  f.shards = f.Family("backstay_shards", "Complete shards in memory, by job and whether they are committed");
+  f.trainers = f.Family("backstay_trainers", "Live trainer processes of a job on this node");
+  f.generation = f.Family("backstay_job_generation", "Generation of a job as this node knows it");
+  try {
+    f.exposer = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/1);
+  } catch (const std::exception& error) {
+    return Unavailable("cannot serve metrics on " + address + ": " + error.what() +
+                       "; is the port in use? --metrics-address chooses another, an empty one turns them off");
+  }
+  f.exposer->RegisterCollectable(f.registry);
+  return std::unique_ptr<Metrics>(new Metrics(std::move(figures)));
+}
+
+void Metrics::Update(const NodeStatusReply& status) {
+  Figures& f = *figures_;
+  for (const MemoryKind& kind : kMemoryKinds) {
+    f.memory->Add({{"kind", kind.label}}).Set(static_cast<double>((status.*kind.bytes)()));
+  }
+  f.budget->Add({}).Set(static_cast<double>(status.budget_bytes()));
+  for (const auto& peer : status.peers()) {
+    const prometheus::Labels labels = {{"peer", peer.node_id()}, {"transport", peer.transport()}};
+    f.peer_read->Add(labels).Set(static_cast<double>(peer.bytes_read()));
+    f.peer_served->Add(labels).Set(static_cast<double>(peer.bytes_served()));
+    f.peer_failures->Add(labels).Set(static_cast<double>(peer.failures()));
+  }
+  for (const auto& job : status.jobs()) {
+    double committed = 0;
+    for (const auto& shard : job.shards()) committed += shard.committed() ? 1 : 0;
+    f.shards->Add({{"job", job.job()}, {"committed", "yes"}}).Set(committed);
+    f.shards->Add({{"job", job.job()}, {"committed", "no"}}).Set(static_cast<double>(job.shards_size()) - committed);
+    f.trainers->Add({{"job", job.job()}}).Set(static_cast<double>(job.trainers()));
+    f.generation->Add({{"job", job.job()}}).Set(static_cast<double>(job.generation()));
+  }
+}
+
+}  // namespace backstay::tools

@@ -14,7 +14,8 @@ namespace backstay::replication {
 // Sends control messages to other services (and to the own one, by the same path).
 //
 // Thread:  every method and completion on the owning executor; a completion never runs before Send() has returned.
-// Failure: kUnavailable: the message was not delivered. kUnknownOutcome, kDeadline: it may have been. An error status
+// Failure: kUnavailable: no answer could be had. kDeadline: none in time. Either way the message may have been
+//          delivered (a lost answer looks like a lost request). An error status
 //          inside of a reply is returned as that error. Requests are idempotent: callers repeat them.
 class Messenger {
  public:

@@ -238,7 +238,7 @@ BACKSTAY_API int backstay_save_add_tag(backstay_save* save, const char* name, co
 /* Starts to copy with `thread_count` (1 to 64) threads in the background, and returns. When all is
  * copied the library seals the shard by itself. */
 BACKSTAY_API int backstay_save_start_copy(backstay_save* save, uint32_t thread_count,
-                                          uint32_t timeout_ms, backstay_error* error);
+                                          backstay_error* error);
 
 typedef enum backstay_stage {
   BACKSTAY_COPIED = 1,    /* The tensors may change again. */

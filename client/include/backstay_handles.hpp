@@ -103,8 +103,8 @@ class Save {
     return internal::Call(backstay_save_add_tag, handle_.get(), name.c_str(), value.c_str());
   }
 
-  Status StartCopy(uint32_t thread_count, uint32_t timeout_ms = 10'000) {
-    return internal::Call(backstay_save_start_copy, handle_.get(), thread_count, timeout_ms);
+  Status StartCopy(uint32_t thread_count) {
+    return internal::Call(backstay_save_start_copy, handle_.get(), thread_count);
   }
   Status WaitCopied(uint32_t timeout_ms) { return WaitCopied(BACKSTAY_ALL_GROUPS, timeout_ms); }
   Status WaitCopied(uint32_t group, uint32_t timeout_ms) {

@@ -61,6 +61,7 @@ class RecoverySession {
   // train on.
   Result<Restored> OnReconfigured(uint32_t rank, uint32_t world_size, const ShareToken& share,
                                   const ReadState& read) {
+    faulted_.store(false, std::memory_order_release);
     std::string token;
     if (rank == 0) {
       Result<std::string> made = client_.NewAttempt();
@@ -76,13 +77,19 @@ class RecoverySession {
     if (!shared.ok()) return shared.status();
     if (shared->empty())
       return Status(Code::kUnavailable, "rank 0 got no token for this reconfiguration; try again");
-    return OnReconfigured(rank, world_size, *shared, read);
+    return Reconfigure(rank, world_size, *shared, read);
   }
 
   // The same with a token that all ranks have already.
   Result<Restored> OnReconfigured(uint32_t rank, uint32_t world_size, const std::string& token,
                                   const ReadState& read) {
     faulted_.store(false, std::memory_order_release);
+    return Reconfigure(rank, world_size, token, read);
+  }
+
+ private:
+  Result<Restored> Reconfigure(uint32_t rank, uint32_t world_size, const std::string& token,
+                               const ReadState& read) {
     DecideOptions decide = Client::DefaultDecideOptions();
     decide.uuid = token.c_str();
     decide.rank = rank;
@@ -105,7 +112,6 @@ class RecoverySession {
     return restored;
   }
 
- private:
   Client& client_;
   Options options_;
   bool has_rank_ = false;

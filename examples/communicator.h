@@ -1,0 +1,101 @@
+#pragma once
+
+#include <gloo/context.h>
+#include <gloo/rendezvous/prefix_store.h>
+#include <gloo/rendezvous/store.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace backstay::example {
+
+// A peer is gone or silent. Nothing more can be done in this group of ranks; a new one must be
+// made.
+struct CommunicatorError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Part `index` of `count` nearly equal parts of [0, size).
+struct Part {
+  size_t begin;
+  size_t end;
+
+  size_t size() const { return end - begin; }
+};
+constexpr Part PartOf(size_t size, size_t index, size_t count) {
+  return {size * index / count, size * (index + 1) / count};
+}
+
+// One group of ranks, over Gloo's TCP transport. Sums are taken in rank order, so they repeat bit
+// for bit.
+//
+// Thread:  one at a time.
+// Memory:  borrows the arguments during the call.
+// Failure: every collective throws CommunicatorError when a peer dies or stays silent beyond the
+// timeout; outputs are
+//          then undefined, and only Abort() and the destructor may follow.
+class Communicator {
+ public:
+  struct Options {
+    int rank = 0;
+    int world_size = 1;
+    std::string address = "127.0.0.1";  // Where to listen; peers reach this rank there.
+    std::chrono::milliseconds timeout{
+        10000};  // Of connecting to each peer, and of each collective.
+  };
+
+  // Meets the other ranks under `prefix` in `store`, which must outlive the communicator.
+  Communicator(gloo::rendezvous::Store& store, const std::string& prefix, const Options& options);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  size_t rank() const { return static_cast<size_t>(options_.rank); }
+  size_t world_size() const { return static_cast<size_t>(options_.world_size); }
+  // The part of the rendezvous store that only this group uses.
+  gloo::rendezvous::Store& store() { return store_; }
+
+  // The mean over the ranks of part PartOf(values.size(), rank(), world_size()) of everybody's
+  // `values`.
+  void ReduceScatterMean(std::span<const float> values, std::span<float> mean_part);
+  // Every rank's PartOf(values.size(), ...), in place: this rank's is read, the others' are
+  // written.
+  void AllGatherParts(std::span<float> values);
+  // Sends counts[r] elements of `out` to rank r, which come one after another in rank order;
+  // returns what the others sent here, in rank order, and in `received_counts` how many came from
+  // each.
+  template <typename T>
+  std::vector<T> AllToAll(std::span<const T> out, const std::vector<int64_t>& counts,
+                          const std::vector<int64_t>& received_counts) {
+    int64_t received = 0;
+    for (const int64_t count : received_counts) received += count;
+    std::vector<T> in(static_cast<size_t>(received));
+    AllToAllBytes(out.data(), counts, in.data(), received_counts, sizeof(T));
+    return in;
+  }
+  // One number to and from each rank.
+  std::vector<int64_t> ExchangeCounts(const std::vector<int64_t>& counts);
+  // Every rank's number, in rank order.
+  std::vector<uint64_t> AllGather(uint64_t value);
+  double Mean(double value);
+
+  // Closes all connections, so that no peer waits for this rank any longer.
+  void Abort();
+
+ private:
+  void AllToAllBytes(const void* out, const std::vector<int64_t>& counts, void* in,
+                     const std::vector<int64_t>& received_counts, size_t element_size_bytes);
+
+  const Options options_;
+  gloo::rendezvous::PrefixStore store_;
+  std::shared_ptr<gloo::Context> context_;
+  std::vector<float> scratch_;
+};
+
+}  // namespace backstay::example

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace backstay::example {
+
+// One group of ranks that the launcher put together. Round 0 is the one that the trainers were
+// started as.
+struct Round {
+  uint64_t number = 0;
+  int rank = 0;
+  int world_size = 1;
+};
+
+// How the launcher tells the trainers who is in the next round: it puts a file `round-N` into the
+// rendezvous directory, with the members' names, one a line, in rank order. It writes the file
+// under another name and renames it, so nobody reads half of one. In a shell:
+//
+//   printf '%s\n' node-1 node-2 node-5 node-4 > "$dir/.round-1" && mv "$dir/.round-1"
+//   "$dir/round-1"
+class Rounds {
+ public:
+  Rounds(std::filesystem::path directory, std::string member);
+
+  // Waits for a round of at least `number_min` and returns the newest there is. Throws
+  // std::runtime_error at the deadline, or when that round leaves this member out.
+  Round Wait(uint64_t number_min, std::chrono::milliseconds timeout) const;
+
+  // The launcher's part.
+  static void Publish(const std::filesystem::path& directory, uint64_t number,
+                      const std::vector<std::string>& members);
+
+ private:
+  const std::filesystem::path directory_;
+  const std::string member_;
+};
+
+}  // namespace backstay::example

@@ -1,0 +1,183 @@
+// Goal:   a run's result depends on its seed, world size and length only.
+// Method: every rank is a thread with a communicator of its own; runs are repeated, stopped and
+// resumed from a copy of
+//         the state, and their digests compared.
+#include <gloo/rendezvous/file_store.h>
+
+#include <future>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "examples/trainer.h"
+#include "gtest/gtest.h"
+#include "tests/unit/examples/temporary_directory.h"
+
+namespace backstay::example {
+namespace {
+
+constexpr uint64_t kSeed = 11;
+
+std::vector<uint8_t> TestText() {
+  // Words over a small vocabulary: something to learn, with any licence texts or none.
+  const std::vector<std::string> words = {"node ", "peer ", "copy ", "rank ", "step ", "lost\n"};
+  std::vector<uint8_t> text;
+  Random random(1);
+  for (int i = 0; i < 4000; ++i) {
+    const std::string& word = words[random.Next() % words.size()];
+    text.insert(text.end(), word.begin(), word.end());
+  }
+  return text;
+}
+
+struct RankResult {
+  TrainerState state;
+  std::vector<double> losses;
+};
+
+// Trains from `start` (or the beginning) up to `steps` on every rank; also checks that all ranks
+// saw the same losses.
+std::vector<RankResult> Train(size_t world_size, uint64_t steps, uint64_t state_mib = 1,
+                              const std::vector<RankResult>* start = nullptr) {
+  TemporaryDirectory directory;
+  const std::vector<uint8_t> text = TestText();
+  std::vector<std::future<RankResult>> ranks;
+  for (size_t rank = 0; rank < world_size; ++rank) {
+    ranks.push_back(std::async(std::launch::async, [&, rank] {
+      gloo::rendezvous::FileStore store(directory.path().string());
+      Communicator communicator(
+          store, "test",
+          {.rank = static_cast<int>(rank), .world_size = static_cast<int>(world_size)});
+      RankResult result{start != nullptr ? (*start)[rank].state
+                                         : TrainerState(kSeed, state_mib, rank, world_size),
+                        {}};
+      Trainer trainer(text, kSeed, result.state);
+      while (result.state.step < steps) {
+        result.losses.push_back(trainer.ComputeGradients(communicator));
+        trainer.UpdateWeights(communicator);
+        trainer.UpdateTable(communicator);
+      }
+      return result;
+    }));
+  }
+  std::vector<RankResult> results;
+  for (auto& rank : ranks) results.push_back(rank.get());
+  for (const RankResult& result : results) {
+    EXPECT_EQ(result.losses, results[0].losses);
+    EXPECT_EQ(result.state.weights, results[0].state.weights);
+  }
+  return results;
+}
+
+std::vector<std::string> Digests(const std::vector<RankResult>& results) {
+  std::vector<std::string> digests;
+  for (const RankResult& result : results) digests.push_back(result.state.Digest());
+  return digests;
+}
+
+class Training : public testing::TestWithParam<size_t> {};
+
+TEST_P(Training, RepeatsBitForBit) {
+  const std::vector<std::string> first = Digests(Train(GetParam(), 12));
+  EXPECT_EQ(first, Digests(Train(GetParam(), 12)));
+  for (size_t rank = 1; rank < first.size(); ++rank) EXPECT_NE(first[rank], first[0]);
+}
+
+TEST_P(Training, ResumedRunEqualsTheUndisturbedOne) {
+  const std::vector<std::string> undisturbed = Digests(Train(GetParam(), 12));
+  const std::vector<RankResult> stopped = Train(GetParam(), 5);
+  EXPECT_NE(Digests(stopped), undisturbed);
+  EXPECT_EQ(Digests(Train(GetParam(), 12, 1, &stopped)), undisturbed);
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSizes, Training, testing::Values(1, 2, 3, 4));
+
+TEST(TrainingProgress, LossFallsFarBelowGuessing) {
+  const std::vector<RankResult> results = Train(2, 60);
+  EXPECT_GT(results[0].losses.front(), 4.5);
+  EXPECT_LT(results[0].losses.back(), 1.5);
+}
+
+TEST(TrainerState, HasTheSizeAskedFor) {
+  for (const uint64_t mib : {1, 3, 20}) {
+    const TrainerState state(kSeed, mib, 1, 4);
+    const size_t floats = state.weights.size() + state.moment1.size() + state.moment2.size() +
+                          state.table.rows.size() * 3;
+    EXPECT_NEAR(static_cast<double>(floats * sizeof(float)), static_cast<double>(mib << 20), 4096);
+  }
+}
+
+TEST(TrainerState, EveryTensorOfItChangesInEveryStep) {
+  const std::vector<RankResult> before = Train(2, 1, 3);
+  const std::vector<RankResult> after = Train(2, 2, 3, &before);
+  for (size_t rank = 0; rank < before.size(); ++rank) {
+    const TrainerState& a = before[rank].state;
+    const TrainerState& b = after[rank].state;
+    EXPECT_NE(a.weights, b.weights);
+    EXPECT_NE(a.moment1, b.moment1);
+    EXPECT_NE(a.moment2, b.moment2);
+    EXPECT_NE(a.table.moment1, b.table.moment1);
+    EXPECT_NE(a.random.state(), b.random.state());
+    EXPECT_NE(a.cursor, b.cursor);
+    // The decay reaches all rows, also those that no n-gram of the batch hit.
+    size_t changed = 0;
+    for (size_t i = 0; i < a.table.rows.size(); ++i) changed += a.table.rows[i] != b.table.rows[i];
+    EXPECT_GT(changed, a.table.rows.size() * 9 / 10);
+  }
+}
+
+TEST(TrainerState, DigestSeesEveryPart) {
+  const TrainerState state(kSeed, 1, 0, 2);
+  std::vector<TrainerState> changed(8, state);
+  changed[0].step = 1;
+  changed[1].cursor = 1;
+  changed[2].random.Next();
+  changed[3].weights.back() += 1;
+  changed[4].moment1.front() += 1;
+  changed[5].moment2.back() += 1;
+  changed[6].table.rows.back() += 1;
+  changed[7].table.moment2.back() += 1;
+  for (const TrainerState& other : changed) EXPECT_NE(other.Digest(), state.Digest());
+}
+
+TEST(Communicator, APeersDeathEndsACollectiveWithAnError) {
+  TemporaryDirectory directory;
+  const auto connect = [&](int rank) {
+    gloo::rendezvous::FileStore store(directory.path().string());
+    return std::make_unique<Communicator>(store, "test",
+                                          Communicator::Options{.rank = rank, .world_size = 2});
+  };
+  // The stores above are gone by the first collective, which does not use them.
+  auto other = std::async(std::launch::async, connect, 1);
+  const std::unique_ptr<Communicator> communicator = connect(0);
+  std::unique_ptr<Communicator> dying = other.get();
+  auto collective = std::async(std::launch::async, [&] { return communicator->AllGather(1); });
+  dying->Abort();
+  EXPECT_THROW(collective.get(), CommunicatorError);
+  EXPECT_THROW(communicator->AllGather(1), CommunicatorError);
+}
+
+TEST(Communicator, APeerThatNeverComesIsAnErrorAtTheDeadline) {
+  TemporaryDirectory directory;
+  gloo::rendezvous::FileStore store(directory.path().string());
+  EXPECT_THROW(Communicator(store, "test",
+                            {.rank = 0, .world_size = 2, .timeout = std::chrono::milliseconds(50)}),
+               CommunicatorError);
+}
+
+TEST(Communicator, PartsCoverEverythingOnce) {
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{7}, size_t{64}}) {
+    for (const size_t count : {size_t{1}, size_t{3}, size_t{8}}) {
+      size_t next = 0;
+      for (size_t i = 0; i < count; ++i) {
+        EXPECT_EQ(PartOf(size, i, count).begin, next);
+        next = PartOf(size, i, count).end;
+      }
+      EXPECT_EQ(next, size);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace backstay::example

@@ -1,0 +1,2 @@
+add_library(backstay_memory_metadata STATIC memory_metadata_store.cc)
+target_link_libraries(backstay_memory_metadata PUBLIC backstay_options backstay_metadata)

@@ -32,10 +32,15 @@ struct Hash128 {
 Hash128 HashBytes(std::span<const std::byte> bytes);
 Hash128 HashBytes(std::string_view bytes);
 
-// Copies `source` to `target` (same size, no overlap) and returns the hash of the bytes as they
-// were read once: the hash and the copy see the same bytes even when somebody writes to `source`
-// meanwhile. Streaming stores where the size is worth it; they are visible to other threads after
-// the call (it ends with a store fence).
+// Copies `source` to `target` (same size, no overlap) and returns the hash of the bytes that it
+// stored. Every byte of `source` is read exactly once, and what was read is both stored and hashed:
+// also when somebody writes to `source` meanwhile, the hash is that of the copy. (Which mixture of
+// old and new bytes that is, is unspecified then.)
+//
+// From 256 KiB on, with a `target` aligned to 64 bytes, the stores bypass the cache; they are
+// visible to other threads after the call (it ends with a store fence). A target with another
+// alignment is copied with regular stores. Without a first read of the lines it overwrites this is
+// faster than memcpy() of large ranges: docs/performance.md.
 Hash128 CopyAndHash(std::span<std::byte> target, std::span<const std::byte> source);
 
 }  // namespace backstay

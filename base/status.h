@@ -103,9 +103,10 @@ class [[nodiscard]] Result {
 };
 
 // Returns the error of `expression` (a Status) from the enclosing function.
-#define BACKSTAY_RETURN_IF_ERROR(expression)                                      \
-  do {                                                                            \
-    if (::backstay::Status status_ = (expression); !status_.ok()) return status_; \
+#define BACKSTAY_RETURN_IF_ERROR(expression)                                    \
+  do {                                                                          \
+    if (::backstay::Status backstay_error = (expression); !backstay_error.ok()) \
+      return backstay_error;                                                    \
   } while (false)
 
 #define BACKSTAY_CONCAT_INNER(a, b) a##b

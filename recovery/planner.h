@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "replication/job_record.h"
+#include "replication/peer.pb.h"
+
+namespace backstay::recovery {
+
+// What the ranks of one reconfiguration ask for; the same for all.
+enum class ResumeMode { kAuto = 0, kExact = 1, kFresh = 2, kFork = 3 };  // Numbers as on the wire.
+
+struct RestoreRequest {
+  ResumeMode mode = ResumeMode::kAuto;
+  Step exact_step;          // kExact; kFork: 0 is the newest.
+  bool drop_state = false;  // kFresh.
+  JobName fork_job;         // kFork.
+  uint32_t world_size = 0;
+  std::set<ShardId> shards;  // What the ranks are to get, one each.
+};
+
+// What is known of who holds what. A node whose lease has ended is in neither list: its copies are
+// gone.
+struct InventoryView {
+  std::map<NodeInstance, std::vector<replication::wire::HeldShard>> answered;
+  std::set<NodeInstance> unanswered;  // Alive; may hold anything.
+};
+
+// A copy of a shard that could not be read by anyone in an earlier attempt.
+struct UnreadableShard {
+  SnapshotId snapshot;
+  ShardId shard;
+
+  friend auto operator<=>(const UnreadableShard&, const UnreadableShard&) = default;
+};
+
+struct PlanInput {
+  const replication::wire::JobRecord* record = nullptr;  // Of the job that restores.
+  const replication::wire::JobRecord* base_record =
+      nullptr;  // Of the job whose bytes are restored; the
+                // same one but for forks.
+  RestoreRequest request;
+  InventoryView inventory;
+  std::set<UnreadableShard> unreadable;
+  bool patience_is_over =
+      false;                  // Decide without waiting longer for something newer than the floor.
+  bool gone_is_sure = false;  // No node was lost so recently that it may come back at once.
+};
+
+enum class PlanOutcome {
+  kDecided,
+  kWait,    // Something may still turn up: ask again when an answer or a lease changes. At the
+            // deadline this is kUnavailable, with `why`.
+  kRefused  // `error`: it can never be as things are.
+};
+
+struct Plan {
+  PlanOutcome outcome = PlanOutcome::kWait;
+  replication::ChosenBase base;
+  std::vector<replication::wire::ShardSource> sources;  // Of the base, in rank order.
+  std::string why;
+  std::vector<std::string> rejected;
+  Status error;
+};
+
+// Chooses what all ranks restore, PROTOCOL "Reconfigure and restore" 5: the newest complete
+// snapshot of the lineage at or above the floor once the floor is covered; below the floor only
+// when a shard of it is gone or unreadable everywhere; waits while something is unknown that could
+// matter. Pure.
+Plan PlanRestore(const PlanInput& input);
+
+// Where the bytes of `base` are, by `inventory`, in rank order: for a decision that is already
+// recorded.
+std::vector<replication::wire::ShardSource> SourcesOf(const InventoryView& inventory,
+                                                      const SnapshotId& base);
+
+}  // namespace backstay::recovery

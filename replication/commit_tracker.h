@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "replication/peer.pb.h"
+
+namespace backstay::replication {
+
+// Who is alive now, and in which failure domain; the tracker counts nobody else.
+using LiveDomains = std::map<NodeInstance, std::string>;  // To the innermost label.
+
+// What the leader knows of one shard.
+struct TrackedShard {
+  uint32_t rank = 0;
+  uint32_t world_size = 0;
+  std::string digest;  // Empty until sealed.
+  uint64_t size_bytes = 0;
+  std::set<NodeInstance> holders;  // That verified `digest`; dead ones included.
+  std::vector<wire::Tag> tags;
+  wire::ShardReport::Progress progress = wire::ShardReport::COPYING;
+  std::string error;          // Of a save that cannot finish.
+  NodeInstance reporter;      // Whose word it is.
+  uint32_t live_domains = 0;  // Distinct ones among live holders.
+};
+
+// What the leader knows of one snapshot. Counters are kept so that a report costs O(holders) and
+// the question "can it commit?" O(1), whatever the number of ranks.
+struct TrackedSnapshot {
+  SnapshotId id;
+  uint32_t world_size = 0;
+  std::map<ShardId, TrackedShard> shards;
+  uint32_t sealed_count = 0;
+  uint32_t protected_count = 0;  // With enough distinct live domains.
+  std::set<ShardId> failed;
+  uint64_t bytes = 0;
+  int64_t began_unix_ms = 0;
+  Instant first_seen;
+  std::string conflict;  // Two contents under one name, or world sizes that differ.
+};
+
+// Which shards of which snapshots are protected by whom: built from the primaries' reports
+// (repeated until they see the commit) and from inventories, so that any new leader can rebuild it.
+//
+// Protected is a set of (node, incarnation, digest): a holder counts while that incarnation is
+// alive, once per failure domain, and only for the digest that the shard was sealed with. A shard
+// is protected with replica_count + 1 such domains (the primary's copy is one): a commit then
+// survives any replica_count losses from that moment on.
+//
+// Pure. Bounded by kSnapshotsMax, kShardsMax and kHoldersMax; what exceeds them is refused.
+class CommitTracker {
+ public:
+  static constexpr size_t kSnapshotsMax = 64;
+  static constexpr size_t kHoldersMax = 16;  // Of one shard.
+
+  void SetPolicy(uint32_t replica_count);
+  void SetLive(LiveDomains live);
+  const LiveDomains& live() const { return live_; }
+
+  // kInvalidArgument: the report contradicts itself or a limit. Cumulative: a repeated or late
+  // report takes nothing back, but a holder's new incarnation replaces its old one.
+  Status OnReport(const NodeInstance& from, const wire::ShardReport& report, Instant now);
+  // From an inventory: `from` holds it, verified.
+  Status OnHeld(const NodeInstance& from, const wire::HeldShard& held, Instant now);
+  // `from` was asked for everything and does not hold it.
+  void OnNotHeld(const NodeInstance& from, const SnapshotId& snapshot, const ShardId& shard);
+
+  // Drops what `keep` refuses.
+  void Forget(const std::function<bool(const SnapshotId&)>& keep);
+
+  const std::map<SnapshotId, TrackedSnapshot>& snapshots() const { return snapshots_; }
+  const TrackedSnapshot* Find(const SnapshotId& id) const;
+
+  // Every rank of the snapshot's world is there and protected.
+  bool IsProtected(const TrackedSnapshot& snapshot) const;
+  // The holders of a shard that are alive now.
+  std::vector<NodeInstance> LiveHolders(const TrackedShard& shard) const;
+
+ private:
+  TrackedSnapshot* FindOrAdd(const SnapshotId& id, uint32_t world_size, Instant now);
+  void Recount(TrackedSnapshot& snapshot, TrackedShard& shard);
+
+  uint32_t replica_count_ = 0;
+  LiveDomains live_;
+  std::map<SnapshotId, TrackedSnapshot> snapshots_;
+};
+
+// What a commit of a protected snapshot needs. O(ranks).
+struct CommitProposal {
+  SnapshotId snapshot;
+  std::string root;  // Over all digests in rank order.
+  uint64_t bytes = 0;
+  uint32_t world_size = 0;
+  std::set<NodeInstance> counted;  // The holders that make it protected.
+};
+
+// kUnavailable: not (yet) protected, or two copies of a rank are missing. kInvalidArgument: it
+// never can be committed: tags differ between ranks, digests conflict, ranks are no permutation, a
+// save failed.
+Result<CommitProposal> ProposeCommit(const CommitTracker& tracker, const TrackedSnapshot& snapshot);
+
+// Hash over all ranks' shard digests, in rank order.
+std::string SnapshotRoot(const std::vector<std::string>& digests_in_rank_order);
+
+// Why the snapshot is not committed (yet), in plain words: "shard 2 has 0 of 1 replicas; node-4 is
+// not answering". `world_size` is the job's; `describe_missing` may say more of a shard (its target
+// nodes).
+std::string WhyNotCommitted(const CommitTracker& tracker, const TrackedSnapshot& snapshot,
+                            uint32_t replica_count,
+                            const std::function<std::string(const ShardId&)>& describe_missing);
+
+}  // namespace backstay::replication

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/status.h"
+
+namespace backstay::replication {
+
+inline constexpr uint32_t kReplicasMax = 3;
+
+// A live node as placement sees it.
+struct PlacementNode {
+  NodeId node;
+  std::vector<std::string> domains;  // Failure domain labels, outermost first. Never empty.
+  bool has_trainers = false;         // Of the job; others are spares.
+  bool refused = false;              // It had no memory when last asked; used for nothing new.
+
+  const std::string& innermost() const { return domains.back(); }
+};
+
+// Where one shard's replicas are to be: the primary's node and the nodes now assigned.
+struct PlacementShard {
+  ShardId shard;
+  NodeId primary;
+  std::vector<NodeId> current;  // Kept where they still qualify.
+  std::set<NodeId> excluded;    // Refused this shard.
+};
+
+// Chooses holders so that no two copies of a shard share an innermost failure domain (equal
+// innermost labels), and, as far as the labels allow, differ in the outer ones too. Nodes that
+// choose each other form a group: whoever is already a partner is preferred, so that few sets of
+// nodes hold everything of some shard between them, and the loss of a random set rarely hits one.
+// Nodes with trainers come before spares. Pure: the same input gives the same answer.
+// docs/decisions/placement_groups.md.
+class Placement {
+ public:
+  explicit Placement(std::vector<PlacementNode> nodes);
+
+  // Up to `replica_count` nodes for `shard`, best first; fewer when no more qualify. Later calls
+  // take the choice into account. A primary that is not among the nodes has an unknown domain and
+  // restricts nothing.
+  std::vector<NodeId> Choose(const PlacementShard& shard, uint32_t replica_count);
+
+  // Records holders that were decided elsewhere.
+  void Assign(const NodeId& primary, const std::vector<NodeId>& replicas);
+
+  // kInvalidArgument, naming the labels, when the nodes cannot hold `replica_count` replicas
+  // besides a primary.
+  Status CheckPolicy(const JobName& job, uint32_t replica_count) const;
+
+ private:
+  struct Score;
+  Score Rate(const PlacementNode& candidate, const PlacementShard& shard,
+             const std::vector<const PlacementNode*>& members) const;
+  const PlacementNode* Find(const NodeId& node) const;
+
+  std::map<NodeId, PlacementNode> nodes_;
+  std::map<NodeId, uint32_t> load_;                        // Replicas assigned to a node.
+  std::map<NodeId, std::map<NodeId, uint32_t>> together_;  // How often two nodes share a shard.
+};
+
+// "host-1 (node-a, node-b), host-2 (node-c)": the innermost labels and who has them, for messages.
+std::string DescribeDomains(const std::vector<PlacementNode>& nodes);
+
+}  // namespace backstay::replication

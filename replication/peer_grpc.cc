@@ -8,8 +8,8 @@
 namespace backstay::replication {
 namespace {
 
-// A replacement must be found within tens of milliseconds of its start, so reconnects are tried often; the cost is one
-// refused connect per peer and interval.
+// A replacement must be found within tens of milliseconds of its start, so reconnects are tried
+// often; the cost is one refused connect per peer and interval.
 constexpr int kReconnectBackoffMinMs = 50;
 constexpr int kReconnectBackoffMaxMs = 500;
 
@@ -25,13 +25,18 @@ std::chrono::system_clock::time_point SystemDeadline(const Executor& executor, D
 }
 
 Status FromGrpc(const NodeId& to, const std::string& address, const grpc::Status& status) {
-  const std::string text = "message to " + to.value + " (" + address + "): " + status.error_message();
+  const std::string text =
+      "message to " + to.value + " (" + address + "): " + status.error_message();
   switch (status.error_code()) {
-    case grpc::StatusCode::DEADLINE_EXCEEDED: return DeadlineExceeded(text);
-    case grpc::StatusCode::RESOURCE_EXHAUSTED: return NoSpace(text);
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return DeadlineExceeded(text);
+    case grpc::StatusCode::RESOURCE_EXHAUSTED:
+      return NoSpace(text);
     case grpc::StatusCode::UNAUTHENTICATED:
-    case grpc::StatusCode::PERMISSION_DENIED: return PermissionDenied(text);
-    default: return Unavailable(text);
+    case grpc::StatusCode::PERMISSION_DENIED:
+      return PermissionDenied(text);
+    default:
+      return Unavailable(text);
   }
 }
 
@@ -79,7 +84,8 @@ GrpcMessenger::~GrpcMessenger() {
 wire::Peer::Stub& GrpcMessenger::StubFor(const std::string& address) {
   std::unique_ptr<wire::Peer::Stub>& stub = stubs_[address];
   if (!stub) {
-    stub = wire::Peer::NewStub(grpc::CreateCustomChannel(address, credentials_, PeerChannelArguments()));
+    stub = wire::Peer::NewStub(
+        grpc::CreateCustomChannel(address, credentials_, PeerChannelArguments()));
   }
   return *stub;
 }
@@ -110,7 +116,8 @@ void GrpcMessenger::Send(const NodeId& to, wire::Request request, Deadline deadl
             if (!status.ok()) return done(FromGrpc(to, address, status));
             const wire::StatusMessage& answer = state->reply.status();
             if (answer.code() != 0) {
-              return done(Status(StatusCodeFromNumber(static_cast<int>(answer.code())), answer.message()));
+              return done(
+                  Status(StatusCodeFromNumber(static_cast<int>(answer.code())), answer.message()));
             }
             done(std::move(state->reply));
           });
@@ -120,7 +127,8 @@ void GrpcMessenger::Send(const NodeId& to, wire::Request request, Deadline deadl
       });
 }
 
-// Calls that wait for the router. A reactor is finished by whoever takes it out of the set, so exactly once.
+// Calls that wait for the router. A reactor is finished by whoever takes it out of the set, so
+// exactly once.
 struct PeerGrpcService::Pending {
   std::mutex mutex;
   std::set<grpc::ServerUnaryReactor*> waiting;  // Guarded by mutex.
@@ -152,7 +160,8 @@ grpc::ServerUnaryReactor* PeerGrpcService::Call(grpc::CallbackServerContext* con
     reactor->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the service is shutting down"));
     return reactor;
   }
-  // The request is copied: FailPending() may end the call, and with it gRPC's buffers, while the router reads it.
+  // The request is copied: FailPending() may end the call, and with it gRPC's buffers, while the
+  // router reads it.
   auto owned = std::make_shared<wire::Request>(*request);
   executor_.Post([this, pending = pending_, owned, reply, reactor] {
     if (!pending->Waits(reactor)) return;

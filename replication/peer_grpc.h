@@ -23,12 +23,14 @@ inline constexpr int kPeerMessageBytesMax = 80 * 1024 * 1024;
 //
 // Thread:  Send() and completions on the executor; gRPC's own threads only post to it.
 // Memory:  owns each request until its call has ended.
-// Failure: gRPC cannot tell whether a message whose connection broke was delivered; such a call ends in
-//          kUnavailable, and its sender repeats it. The destructor cancels every call and waits for gRPC to let go
-//          of them; completions that have not run by then never run.
+// Failure: gRPC cannot tell whether a message whose connection broke was delivered; such a call
+// ends in
+//          kUnavailable, and its sender repeats it. The destructor cancels every call and waits for
+//          gRPC to let go of them; completions that have not run by then never run.
 class GrpcMessenger : public Messenger {
  public:
-  // The control address of a node, or nothing when the membership does not have it. Called on the executor.
+  // The control address of a node, or nothing when the membership does not have it. Called on the
+  // executor.
   using Resolver = std::function<std::optional<std::string>(const NodeId&)>;
 
   GrpcMessenger(Executor& executor, Resolver resolver,
@@ -50,7 +52,8 @@ class GrpcMessenger : public Messenger {
   std::shared_ptr<Calls> calls_;
 };
 
-// The server side: hands each message to the router on the executor, and sends what the router answers.
+// The server side: hands each message to the router on the executor, and sends what the router
+// answers.
 //
 // Thread:  gRPC calls it from its own threads; FailPending() from any.
 // Failure: an answer that comes after FailPending() is dropped.
@@ -61,8 +64,8 @@ class PeerGrpcService : public wire::Peer::CallbackService {
   grpc::ServerUnaryReactor* Call(grpc::CallbackServerContext* context, const wire::Request* request,
                                  wire::Reply* reply) override;
 
-  // Ends every call that waits for an answer, and refuses later ones; then the server can shut down and the router
-  // can go.
+  // Ends every call that waits for an answer, and refuses later ones; then the server can shut down
+  // and the router can go.
   void FailPending();
 
  private:

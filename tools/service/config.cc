@@ -7,6 +7,7 @@
 #include <array>
 #include <filesystem>
 
+#include "base/slot_control.h"
 #include "base/socket.h"
 #include "tools/nearest.h"
 #include "tools/version.h"
@@ -17,8 +18,6 @@ namespace {
 // Sizes in a config: "4GiB", "512 MiB", "4096"; binary units.
 const CLI::AsSizeValue kByteSize(false);
 
-constexpr uint64_t kChunkBytesMin = 64 * kKiB;
-constexpr uint64_t kChunkBytesMax = 16 * kMiB;
 constexpr Duration kLeaseTtlMin = std::chrono::milliseconds(300);
 
 std::string HostName() {
@@ -27,41 +26,59 @@ std::string HostName() {
   return name.data();
 }
 
-void AddMilliseconds(CLI::App& app, const std::string& flag, Duration& value, const std::string& help) {
+void AddMilliseconds(CLI::App& app, const std::string& flag, Duration& value,
+                     const std::string& help) {
   app.add_option_function<uint64_t>(
          flag, [&value](const uint64_t& ms) { value = std::chrono::milliseconds(ms); }, help)
       ->default_str(std::to_string(ToMillis(value)));
 }
 
 void AddOptions(CLI::App& app, ServiceConfig& c) {
-  app.set_config("--config", "", "a file with one `key = value` per line; keys are these flags without dashes");
+  app.set_config("--config", "",
+                 "a file with one `key = value` per line; keys are these flags without dashes");
   app.allow_config_extras(CLI::config_extras_mode::error);
-  app.add_option("--node-id", c.node_id, "this node's name, unique in the cluster (default: the host's name)");
-  app.add_option("--domains", c.domains, "failure domains, outermost first: rack-7,host-12")->delimiter(',');
-  app.add_flag("--hosts-simulated", c.hosts_simulated, "services of one machine stand for several hosts");
-  app.add_option("--data-dir", c.data_dir, "where the embedded metadata store lives")->capture_default_str();
+  app.add_option("--node-id", c.node_id,
+                 "this node's name, unique in the cluster (default: the host's name)");
+  app.add_option("--domains", c.domains, "failure domains, outermost first: rack-7,host-12")
+      ->delimiter(',');
+  app.add_flag("--hosts-simulated", c.hosts_simulated,
+               "services of one machine stand for several hosts");
+  app.add_option("--data-dir", c.data_dir, "where the embedded metadata store lives")
+      ->capture_default_str();
   app.add_option("--socket", c.socket_path, "unix socket for trainers")->capture_default_str();
-  app.add_option("--control-address", c.control_address, "host:port for peers and the command")->capture_default_str();
-  app.add_option("--data-address", c.data_address, "host:port for bulk transfers")->capture_default_str();
+  app.add_option("--control-address", c.control_address, "host:port for peers and the command")
+      ->capture_default_str();
+  app.add_option("--data-address", c.data_address, "host:port for bulk transfers")
+      ->capture_default_str();
   app.add_option("--metrics-address", c.metrics_address, "host:port for Prometheus, empty for none")
       ->capture_default_str();
-  app.add_option("--memory-budget", c.memory_budget_bytes, "memory for shards, as 64GiB (default: half of all)")
+  app.add_option("--memory-budget", c.memory_budget_bytes,
+                 "memory for shards, as 64GiB (default: half of all)")
       ->transform(kByteSize);
-  app.add_option("--repair-reserve", c.repair_reserve_bytes, "part of the budget that only repair may use")
+  app.add_option("--repair-reserve", c.repair_reserve_bytes,
+                 "part of the budget that only repair may use")
       ->transform(kByteSize);
-  app.add_option("--chunk", c.chunk_bytes, "unit of checksum and transfer")->transform(kByteSize)->default_str("1MiB");
+  app.add_option("--chunk", c.chunk_bytes, "unit of checksum and transfer")
+      ->transform(kByteSize)
+      ->default_str("1MiB");
   app.add_flag("--serve-metadata", c.serve_metadata, "host the embedded metadata store");
-  app.add_option("--metadata-address", c.metadata_address, "control address of the service that hosts it");
-  AddMilliseconds(app, "--lease-ttl-ms", c.lease_ttl, "a silent node is taken for lost after this long");
-  AddMilliseconds(app, "--save-deadline-ms", c.save_deadline, "a save that is not committed by then is given up");
+  app.add_option("--metadata-address", c.metadata_address,
+                 "control address of the service that hosts it");
+  AddMilliseconds(app, "--lease-ttl-ms", c.lease_ttl,
+                  "a silent node is taken for lost after this long");
+  AddMilliseconds(app, "--save-deadline-ms", c.save_deadline,
+                  "a save that is not committed by then is given up");
   app.add_option("--lanes", c.lanes, "data connections to each peer")->capture_default_str();
   app.add_flag("--insecure", c.insecure, "allow addresses that others can reach without TLS");
   app.add_option("--tls-ca", c.tls_ca, "PEM file: who may be a peer");
   app.add_option("--tls-certificate", c.tls_certificate, "PEM file: this node's certificate");
   app.add_option("--tls-key", c.tls_key, "PEM file: its key");
-  app.add_option("--log-level", c.log_level)->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+  app.add_option("--log-level", c.log_level)
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
       ->capture_default_str();
-  app.add_option("--log-format", c.log_format)->check(CLI::IsMember({"text", "json"}))->capture_default_str();
+  app.add_option("--log-format", c.log_format)
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
 }
 
 std::vector<std::string> KnownNames(const CLI::App& app) {
@@ -81,7 +98,8 @@ Status UnknownName(const CLI::App& app, const std::string& what, const std::stri
                          " --help lists them all");
 }
 
-Status CheckAddress(const ServiceConfig& config, const std::string& flag, const std::string& address) {
+Status CheckAddress(const ServiceConfig& config, const std::string& flag,
+                    const std::string& address) {
   const Result<HostPort> endpoint = HostPort::Parse(address);
   if (!endpoint.ok()) return InvalidArgument("--" + flag + ": " + endpoint.status().message());
   const Result<std::vector<SocketAddress>> resolved = Resolve(*endpoint);
@@ -89,15 +107,17 @@ Status CheckAddress(const ServiceConfig& config, const std::string& flag, const 
   const bool loopback = std::all_of(resolved->begin(), resolved->end(),
                                     [](const SocketAddress& a) { return a.IsLoopback(); });
   if (loopback || config.insecure || !config.tls_ca.empty()) return Status::Ok();
-  return PermissionDenied("--" + flag + " " + address +
-                          " can be reached by other machines: set --tls-ca, --tls-certificate and --tls-key, or "
-                          "spell out --insecure in a network that you trust");
+  return PermissionDenied(
+      "--" + flag + " " + address +
+      " can be reached by other machines: set --tls-ca, --tls-certificate and --tls-key, or "
+      "spell out --insecure in a network that you trust");
 }
 
 }  // namespace
 
 Status ValidateServiceConfig(const ServiceConfig& c) {
-  if (c.node_id.empty() || c.node_id.size() > 64) return InvalidArgument("--node-id: 1 to 64 bytes");
+  if (c.node_id.empty() || c.node_id.size() > 64)
+    return InvalidArgument("--node-id: 1 to 64 bytes");
   BACKSTAY_RETURN_IF_ERROR(CheckAddress(c, "control-address", c.control_address));
   BACKSTAY_RETURN_IF_ERROR(CheckAddress(c, "data-address", c.data_address));
   if (!c.metrics_address.empty()) {
@@ -108,19 +128,21 @@ Status ValidateServiceConfig(const ServiceConfig& c) {
     return InvalidArgument("--tls-ca, --tls-certificate and --tls-key go together");
   }
   if (!c.serve_metadata && c.metadata_address.empty()) {
-    return InvalidArgument("say where the metadata store is: --serve-metadata on one service, and its control "
-                           "address as --metadata-address on the others");
+    return InvalidArgument(
+        "say where the metadata store is: --serve-metadata on one service, and its control "
+        "address as --metadata-address on the others");
   }
   if (c.serve_metadata && !c.metadata_address.empty()) {
     return InvalidArgument("--serve-metadata and --metadata-address exclude each other");
   }
-  if (c.chunk_bytes < kChunkBytesMin || c.chunk_bytes > kChunkBytesMax || c.chunk_bytes % kChunkBytesMin != 0) {
-    return InvalidArgument("--chunk: 64KiB to 16MiB, a multiple of 64KiB");
+  if (!IsChunkSize(c.chunk_bytes)) {
+    return InvalidArgument("--chunk: a power of two from 4KiB to 64MiB");
   }
   if (c.lease_ttl < kLeaseTtlMin) return InvalidArgument("--lease-ttl-ms: at least 300");
   if (c.lanes < 1 || c.lanes > 16) return InvalidArgument("--lanes: 1 to 16");
   for (const std::string& domain : c.domains) {
-    if (domain.empty() || domain.size() > 128) return InvalidArgument("--domains: labels of 1 to 128 bytes");
+    if (domain.empty() || domain.size() > 128)
+      return InvalidArgument("--domains: labels of 1 to 128 bytes");
   }
   return Status::Ok();
 }
@@ -128,10 +150,13 @@ Status ValidateServiceConfig(const ServiceConfig& c) {
 Result<ConfigOrText> ParseServiceConfig(const std::vector<std::string>& arguments) {
   ServiceConfig config;
   config.node_id = HostName();
-  CLI::App app("backstayd: keeps the training state of this node's ranks, and replicas for its peers", "backstayd");
+  CLI::App app(
+      "backstayd: keeps the training state of this node's ranks, and replicas for its peers",
+      "backstayd");
   app.set_version_flag("--version", std::string("backstayd ") + kVersion);
   AddOptions(app, config);
-  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // CLI11 takes them from the back.
+  std::vector<std::string> reversed(arguments.rbegin(),
+                                    arguments.rend());  // CLI11 takes them from the back.
   try {
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {

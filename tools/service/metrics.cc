@@ -47,30 +47,40 @@ struct Metrics::Figures {
   std::unique_ptr<prometheus::Exposer> exposer;  // Last: it is stopped before what it reads goes.
 
   GaugeFamily* Family(const std::string& name, const std::string& help) {
-    return &prometheus::BuildGauge().Name(name).Help(help).Labels({{"node", node_id}}).Register(*registry);
+    return &prometheus::BuildGauge()
+                .Name(name)
+                .Help(help)
+                .Labels({{"node", node_id}})
+                .Register(*registry);
   }
 };
 
 Metrics::Metrics(std::unique_ptr<Figures> figures) : figures_(std::move(figures)) {}
 Metrics::~Metrics() = default;
 
-Result<std::unique_ptr<Metrics>> Metrics::Listen(const std::string& address, const std::string& node_id) {
+Result<std::unique_ptr<Metrics>> Metrics::Listen(const std::string& address,
+                                                 const std::string& node_id) {
   auto figures = std::make_unique<Figures>();
   Figures& f = *figures;
   f.node_id = node_id;
   f.memory = f.Family("backstay_memory_bytes", "Memory of the service by what it is used for");
   f.budget = f.Family("backstay_memory_budget_bytes", "Memory that the service may use for shards");
-  f.peer_read = f.Family("backstay_peer_read_bytes", "Bytes read from a peer since the service started");
-  f.peer_served = f.Family("backstay_peer_served_bytes", "Bytes served to a peer since the service started");
-  f.peer_failures = f.Family("backstay_peer_failures", "Failed transfers from a peer since the service started");
-  f.shards = f.Family("backstay_shards", "Complete shards in memory, by job and whether they are committed");
+  f.peer_read =
+      f.Family("backstay_peer_read_bytes", "Bytes read from a peer since the service started");
+  f.peer_served =
+      f.Family("backstay_peer_served_bytes", "Bytes served to a peer since the service started");
+  f.peer_failures =
+      f.Family("backstay_peer_failures", "Failed transfers from a peer since the service started");
+  f.shards = f.Family("backstay_shards",
+                      "Complete shards in memory, by job and whether they are committed");
   f.trainers = f.Family("backstay_trainers", "Live trainer processes of a job on this node");
   f.generation = f.Family("backstay_job_generation", "Generation of a job as this node knows it");
   try {
     f.exposer = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/1);
   } catch (const std::exception& error) {
-    return Unavailable("cannot serve metrics on " + address + ": " + error.what() +
-                       "; is the port in use? --metrics-address chooses another, an empty one turns them off");
+    return Unavailable(
+        "cannot serve metrics on " + address + ": " + error.what() +
+        "; is the port in use? --metrics-address chooses another, an empty one turns them off");
   }
   f.exposer->RegisterCollectable(f.registry);
   return std::unique_ptr<Metrics>(new Metrics(std::move(figures)));
@@ -92,7 +102,8 @@ void Metrics::Update(const NodeStatusReply& status) {
     double committed = 0;
     for (const auto& shard : job.shards()) committed += shard.committed() ? 1 : 0;
     f.shards->Add({{"job", job.job()}, {"committed", "yes"}}).Set(committed);
-    f.shards->Add({{"job", job.job()}, {"committed", "no"}}).Set(static_cast<double>(job.shards_size()) - committed);
+    f.shards->Add({{"job", job.job()}, {"committed", "no"}})
+        .Set(static_cast<double>(job.shards_size()) - committed);
     f.trainers->Add({{"job", job.job()}}).Set(static_cast<double>(job.trainers()));
     f.generation->Add({{"job", job.job()}}).Set(static_cast<double>(job.generation()));
   }

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/executor.h"
+#include "base/ids.h"
+#include "base/unique_fd.h"
+#include "client/local.pb.h"
+#include "replication/trainer_port.h"
+
+namespace backstay::tools {
+
+class SessionServer;
+
+// One connection of one trainer: frames in, requests to its replication::Trainer, replies and
+// events out.
+//
+// Thread:  the event loop's.
+// Memory:  owns the socket and everything queued for it; a slot whose descriptors wait to be sent
+// is kept alive. Failure: any broken frame ends this session through SessionServer::Close(); a
+// reply that comes later is dropped.
+class Session : public replication::TrainerListener {
+ public:
+  Session(SessionServer& server, UniqueFd fd, pid_t pid, replication::ProcessId process);
+  ~Session() override;
+
+  Status Start();
+  replication::ProcessId process() const { return process_; }
+
+  void OnEvent(const replication::TrainerEvent& event) override;
+
+  // The largest frame: a manifest at its limit and its envelope.
+  static constexpr uint32_t kFrameBytesMax = 72 * 1024 * 1024;
+  // A client that does not read its replies is cut off here.
+  static constexpr size_t kQueuedBytesMax = 2 * size_t{kFrameBytesMax};
+
+ private:
+  // A frame on its way out. `fds` go with its first byte and are borrowed from `keeps_fds_alive`.
+  struct Outgoing {
+    std::string bytes;
+    size_t sent_bytes = 0;
+    std::vector<int> fds;
+    std::shared_ptr<void> keeps_fds_alive;
+  };
+
+  void OnReady(uint32_t epoll_events);
+  Status ReadFrames();
+  Status TakeFrames();
+  Status OnFrame(const client::wire::ClientFrame& frame);
+  // Requests after Hello, by what they belong to; false when the frame is not one of theirs.
+  bool OnClaimRequest(const client::wire::ClientFrame& frame);
+  bool OnSaveRequest(const client::wire::ClientFrame& frame);
+  bool OnRecoveryRequest(const client::wire::ClientFrame& frame);
+  bool OnReadRequest(const client::wire::ClientFrame& frame);
+  void OnHello(uint64_t request, const client::wire::Hello& hello);
+
+  void Begin(uint64_t request, const client::wire::Begin& begin);
+  void Fetch(uint64_t request, const client::wire::Fetch& fetch);
+  void NewestCommitted(uint64_t request);
+  replication::SaveHandle SaveIn(uint64_t slot_id) const;
+
+  // Completion that answers `request` with a status, and `fill`s the body of a good reply.
+  StatusCompletion Answer(uint64_t request);
+  template <typename T, typename Fill>
+  Completion<T> Answer(uint64_t request, Fill fill);
+
+  void Reply(uint64_t request, const Status& status);
+  void Send(const client::wire::ServiceFrame& frame, std::vector<int> fds = {},
+            std::shared_ptr<void> keeps_fds_alive = nullptr);
+  void Flush();
+  void WaitToWrite(bool waits);
+  void Fail(const Status& status);
+
+  SessionServer& server_;
+  const UniqueFd fd_;
+  const pid_t pid_;
+  const replication::ProcessId process_;
+  bool greeted_ = false;  // Hello was accepted.
+  bool closing_ = false;  // Close() was asked for: nothing is read or sent any more.
+  std::string received_;
+  std::deque<Outgoing> queue_;
+  size_t queued_bytes_ = 0;
+  bool waits_to_write_ = false;  // The loop watches for room in the socket.
+  std::map<uint64_t, replication::SaveHandle>
+      saves_;  // By slot: its latest save. As many as the process has slots.
+  std::unique_ptr<replication::Trainer> trainer_;
+  Lifetime lifetime_;
+};
+
+}  // namespace backstay::tools

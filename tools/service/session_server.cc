@@ -1,0 +1,95 @@
+#include "tools/service/session_server.h"
+
+#include <sys/epoll.h>
+
+#include "base/log.h"
+#include "tools/service/session.h"
+
+namespace backstay::tools {
+namespace {
+
+// Who may try: the job's token decides, not the user; containers remap user ids.
+constexpr mode_t kSocketMode = 0666;
+
+}  // namespace
+
+Result<std::unique_ptr<SessionServer>> SessionServer::Listen(EventLoop& loop,
+                                                             replication::TrainerPort& port,
+                                                             Options options) {
+  BACKSTAY_ASSIGN_OR_RETURN(UniqueFd listener, ListenUnix(options.socket_path, kSocketMode));
+  const int fd = listener.get();
+  std::unique_ptr<SessionServer> server(
+      new SessionServer(loop, port, std::move(options), std::move(listener)));
+  BACKSTAY_RETURN_IF_ERROR(
+      loop.WatchFd(fd, EPOLLIN, [raw = server.get()](uint32_t) { raw->OnConnection(); }));
+  return server;
+}
+
+SessionServer::SessionServer(EventLoop& loop, replication::TrainerPort& port, Options options,
+                             UniqueFd listener)
+    : loop_(loop), port_(port), options_(std::move(options)), listener_(std::move(listener)) {}
+
+SessionServer::~SessionServer() {
+  loop_.UnwatchFd(listener_.get());
+  sessions_.clear();
+  for (const auto& [pid, process] : processes_) loop_.UnwatchFd(process.pidfd.get());
+}
+
+void SessionServer::OnConnection() {
+  Result<std::optional<Accepted>> accepted = Accept(listener_.get());
+  if (!accepted.ok()) {
+    Log(LogLevel::kWarning, "cannot accept a trainer", {{"error", accepted.status().ToString()}});
+    return;
+  }
+  if (!accepted->has_value()) return;
+  const Status admitted = Admit(std::move((*accepted)->fd));
+  if (!admitted.ok())
+    Log(LogLevel::kWarning, "refused a trainer", {{"error", admitted.ToString()}});
+}
+
+Status SessionServer::Admit(UniqueFd fd) {
+  if (sessions_.size() >= kSessionsMax) {
+    return NoSpace("already " + std::to_string(kSessionsMax) + " trainer connections");
+  }
+  BACKSTAY_ASSIGN_OR_RETURN(const PeerCredentials credentials, GetPeerCredentials(fd.get()));
+  if (credentials.pid == 0) {
+    return PermissionDenied(
+        "the trainer runs in a pid namespace that this service cannot see, so its exit could not "
+        "be noticed: share the "
+        "namespace (hostPID in Kubernetes) or run the service inside of it");
+  }
+  BACKSTAY_ASSIGN_OR_RETURN(const replication::ProcessId process, Watch(credentials.pid));
+  auto session = std::make_unique<Session>(*this, std::move(fd), credentials.pid, process);
+  BACKSTAY_RETURN_IF_ERROR(session->Start());
+  processes_.at(credentials.pid).sessions += 1;
+  Session* const raw = session.get();
+  sessions_.emplace(raw, std::move(session));
+  return Status::Ok();
+}
+
+Result<replication::ProcessId> SessionServer::Watch(pid_t pid) {
+  if (const auto known = processes_.find(pid); known != processes_.end()) return known->second.id;
+  BACKSTAY_ASSIGN_OR_RETURN(UniqueFd pidfd, OpenPidFd(pid));
+  BACKSTAY_RETURN_IF_ERROR(
+      loop_.WatchFd(pidfd.get(), EPOLLIN, [this, pid](uint32_t) { OnExit(pid); }));
+  const replication::ProcessId id(++last_process_);
+  processes_.emplace(pid, Process{id, std::move(pidfd), 0});
+  return id;
+}
+
+void SessionServer::OnExit(pid_t pid) {
+  const auto process = processes_.find(pid);
+  if (process == processes_.end()) return;
+  const replication::ProcessId id = process->second.id;
+  loop_.UnwatchFd(process->second.pidfd.get());
+  processes_.erase(process);
+  std::erase_if(sessions_, [&](const auto& entry) { return entry.second->process() == id; });
+  Log(LogLevel::kInfo, "trainer process exited", {{"pid", std::to_string(pid)}});
+  port_.ProcessExited(id);
+}
+
+void SessionServer::Close(Session* session) {
+  loop_.Post(lifetime_.Wrap([this, session] { sessions_.erase(session); }));
+}
+
+}  // namespace backstay::tools

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/event_loop.h"
+#include "base/ids.h"
+#include "base/socket.h"
+#include "replication/trainer_port.h"
+
+namespace backstay::tools {
+
+class Session;
+
+// Where trainers connect: accepts them on a unix socket, speaks client/local.proto with each, and
+// tells the port which processes have exited.
+//
+// A process is known by its pidfd, never by its socket: forked children keep a socket open, and a
+// process that lost its connection may come back and find its slots. Processes that the kernel
+// cannot show to this service (another pid namespace) are refused, because nobody could tell when
+// their writable mappings are gone.
+//
+// Thread:  the event loop's.
+// Memory:  bounded: sessions, frames and queued replies each have a limit below.
+// Failure: a client that breaks the protocol gets an error frame and loses its connection; nobody
+// else notices.
+class SessionServer {
+ public:
+  struct Options {
+    std::string socket_path;
+    uint32_t chunk_bytes = 0;
+    std::string version;
+    // This node's current start; asked at each Hello. Incarnation 0: not admitted to the cluster
+    // yet.
+    std::function<NodeInstance()> self;
+  };
+
+  // kUnavailable: another service listens on the path.
+  static Result<std::unique_ptr<SessionServer>> Listen(EventLoop& loop,
+                                                       replication::TrainerPort& port,
+                                                       Options options);
+  ~SessionServer();
+
+  static constexpr size_t kSessionsMax = 1024;
+
+ private:
+  friend class Session;
+
+  struct Process {
+    replication::ProcessId id;
+    UniqueFd pidfd;
+    size_t sessions = 0;
+  };
+
+  SessionServer(EventLoop& loop, replication::TrainerPort& port, Options options,
+                UniqueFd listener);
+
+  void OnConnection();
+  Status Admit(UniqueFd fd);
+  // The process behind `pid`, watched until its exit.
+  Result<replication::ProcessId> Watch(pid_t pid);
+  void OnExit(pid_t pid);
+  // Ends a session after the call that is running in it.
+  void Close(Session* session);
+
+  EventLoop& loop_;
+  replication::TrainerPort& port_;
+  const Options options_;
+  const UniqueFd listener_;
+  uint64_t last_process_ = 0;
+  std::map<pid_t, Process> processes_;
+  std::map<Session*, std::unique_ptr<Session>> sessions_;
+  Lifetime lifetime_;
+};
+
+}  // namespace backstay::tools

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, and runs all tests. The last lines are ctest's own; its exit status is ours.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+
+preset=release
+ctest_arguments=()
+
+usage() {
+  echo "usage: $(basename "$0") [--preset dev|release|asan|tsan] [-- CTEST ARGUMENTS ...]"
+  echo "  for one test: $(basename "$0") -- -R NAME"
+}
+
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --preset) preset="${2:?--preset needs a name}"; shift 2 ;;
+    --preset=*) preset="${1#*=}"; shift ;;
+    --) shift; ctest_arguments=("$@"); break ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+done
+case "$preset" in
+  dev | release | asan | tsan) ;;
+  *) usage >&2; exit 2 ;;
+esac
+
+"$root/tools/setup.sh"
+
+build="$root/build/$preset"
+mkdir -p "$build"
+log="$build/test.sh.log"
+
+# As many compilers as there are processors, and no more than memory holds: gRPC's headers take one up to 1.2 GiB.
+jobs="$(nproc)"
+available_kib="$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)"
+by_memory=$((available_kib / (1200 * 1024)))
+if [ "$by_memory" -lt 1 ]; then by_memory=1; fi
+if [ "$jobs" -gt "$by_memory" ]; then jobs="$by_memory"; fi
+
+fail() {
+  cat "$log" >&2
+  echo "test: $1" >&2
+  exit 1
+}
+
+echo "test: building (preset $preset, $jobs at a time)"
+(cd "$root" && cmake --preset "$preset") > "$log" 2>&1 || fail "could not configure"
+if [ -t 1 ]; then
+  # Ninja's own counter, on one line.
+  ninja -C "$build" -j "$jobs" 2>&1 | tee "$log" | while IFS= read -r line; do
+    case "$line" in \[*) printf '\r\033[K%.*s' "${COLUMNS:-100}" "$line" ;; esac
+  done || { printf '\r\033[K'; fail "could not build"; }
+  printf '\r\033[K'
+else
+  ninja -C "$build" -j "$jobs" > "$log" 2>&1 || fail "could not build"
+fi
+
+# Says what did not run and why: ctest's list of skipped tests, with the reason that each printed. A test skips itself
+# only where the machine lacks something that it names.
+report_skipped() {
+  python3 - "$1" << 'PYTHON'
+import sys
+import xml.etree.ElementTree as ElementTree
+
+skipped = 0
+for case in ElementTree.parse(sys.argv[1]).getroot().iter("testcase"):
+    output = [line.strip() for line in (case.findtext("system-out") or "").splitlines()]
+    if case.get("status") in ("notrun", "disabled"):
+        skipped += 1
+        reason = next((line for line in reversed(output) if line), "") or case.find("skipped").get("message", "")
+        print(f"test: not run: {case.get('name')}: {reason}")
+    # GoogleTest prints "file:line: Skipped", then the reason, then "[  SKIPPED ] Suite.Name".
+    for index, line in enumerate(output):
+        if line.startswith("[  SKIPPED ]") and line.endswith("ms)"):
+            skipped += 1
+            print(f"test: not run: {line.split()[3]}: {output[index - 1] or 'no reason given'}")
+if skipped == 0:
+    print("test: nothing was skipped")
+PYTHON
+}
+
+results="$build/test-results.xml"
+output="$build/test-output.txt"
+rm -f "$results"
+status=0
+ctest --test-dir "$build" -j2 --output-on-failure --no-tests=error --output-junit "$results" \
+  --test-output-size-passed 65536 "${ctest_arguments[@]}" > >(tee "$output" | sed '/tests passed/,$d') 2>&1 || status=$?
+wait
+[ ! -f "$results" ] || report_skipped "$results"
+sed -n '/tests passed/,$p' "$output"
+exit "$status"

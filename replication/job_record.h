@@ -8,13 +8,12 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "replication/job_limits.h"
 #include "replication/job_record.pb.h"
 
 namespace backstay::replication {
 
 inline constexpr uint32_t kJobRecordFormatVersion = 1;
-inline constexpr uint32_t kWorldSizeMax = 64 * 1024;
-inline constexpr uint32_t kVersionsMax = 16;
 inline constexpr int kSupersededUuidsMax = 64;
 inline constexpr int kRejectedMax = 32;
 inline constexpr size_t kWhyBytesMax = 4096;

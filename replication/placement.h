@@ -8,20 +8,22 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "replication/node_record.h"
 
 namespace backstay::replication {
-
-inline constexpr uint32_t kReplicasMax = 3;
 
 // A live node as placement sees it.
 struct PlacementNode {
   NodeId node;
-  std::vector<std::string> domains;  // Failure domain labels, outermost first. Never empty.
+  std::vector<std::string> domains;  // Failure domain labels, outermost first.
+  std::string domain;                // The failure domain itself, from FailureDomains().
   bool has_trainers = false;         // Of the job; others are spares.
-  bool refused = false;              // It had no memory when last asked; used for nothing new.
-
-  const std::string& innermost() const { return domains.back(); }
 };
+
+// The failure domain of each member, named by its innermost label (without labels, by the boot id or
+// the node). Nodes with equal innermost labels are one domain; so are nodes of one boot of one machine,
+// unless both were told that their hosts are simulated. What chains together is one domain.
+std::map<NodeId, std::string> FailureDomains(const std::map<NodeId, Member>& members);
 
 // Where one shard's replicas are to be: the primary's node and the nodes now assigned.
 struct PlacementShard {
@@ -64,7 +66,7 @@ class Placement {
   std::map<NodeId, std::map<NodeId, uint32_t>> together_;  // How often two nodes share a shard.
 };
 
-// "host-1 (node-a, node-b), host-2 (node-c)": the innermost labels and who has them, for messages.
+// "host-1 (node-a, node-b), host-2 (node-c)": the failure domains and who has them, for messages.
 std::string DescribeDomains(const std::vector<PlacementNode>& nodes);
 
 }  // namespace backstay::replication

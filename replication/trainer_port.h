@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/ids.h"
 #include "base/status.h"
+#include "replication/job_limits.h"
 
 namespace backstay::store {
 class SlotMemory;
@@ -225,9 +226,5 @@ class TrainerPort {
   // The process has been seen to exit (not merely its connection): it writes to no slot any more.
   virtual void ProcessExited(ProcessId process) = 0;
 };
-
-inline constexpr uint32_t kReplicasMax = 3;
-inline constexpr uint32_t kVersionsMax = 16;
-inline constexpr uint32_t kWorldSizeMax = 65536;
 
 }  // namespace backstay::replication

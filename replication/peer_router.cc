@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "replication/wire_convert.h"
+
 namespace backstay::replication {
 namespace {
 
@@ -38,13 +40,6 @@ Status CheckName(const std::string& name, const char* what) {
                            std::to_string(name.size()) + " bytes");
   }
   return Status::Ok();
-}
-
-wire::Instance ToWire(const NodeInstance& instance) {
-  wire::Instance message;
-  message.set_node_id(instance.node.value);
-  message.set_incarnation(instance.incarnation.value);
-  return message;
 }
 
 }  // namespace

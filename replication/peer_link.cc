@@ -1,0 +1,85 @@
+#include "replication/peer_link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "replication/wire_convert.h"
+
+namespace backstay::replication {
+
+void PeerLink::Send(const JobName& job, const NodeInstance& to, wire::Request request,
+                    Deadline deadline, Completion<wire::Reply> done) {
+  *request.mutable_header() = router_.MakeHeader(job);
+  *request.mutable_header()->mutable_to() = ToWire(to);
+  messenger_.Send(to.node, std::move(request), deadline, std::move(done));
+}
+
+LeaderLink::~LeaderLink() {
+  for (auto& [id, call] : calls_) executor_.CancelTimer(call.timer);
+}
+
+void LeaderLink::Call(wire::Request request, Deadline deadline, Completion<wire::Reply> done,
+                      Duration attempt_timeout) {
+  const uint64_t id = ++last_call_;
+  PendingCall& call = calls_[id];
+  call.request = std::move(request);
+  call.deadline = deadline;
+  call.attempt_timeout = attempt_timeout;
+  call.done = std::move(done);
+  // Posted: a completion never runs inside of the call.
+  if (calls_.size() > kCallsMax) {
+    executor_.Post(lifetime_.Wrap([this, id] {
+      Finish(id, NoSpace("more than " + std::to_string(kCallsMax) + " calls to the leader of job " +
+                         job_.value + " are waiting"));
+    }));
+    return;
+  }
+  executor_.Post(lifetime_.Wrap([this, id] { Attempt(id); }));
+}
+
+void LeaderLink::Attempt(uint64_t id) {
+  PendingCall& call = calls_.at(id);
+  call.timer = kNoTimer;
+  const Instant now = executor_.Now();
+  if (now >= call.deadline) {
+    Finish(id, DeadlineExceeded("the leader of job " + job_.value +
+                                " gave no answer in time; last: " + call.last.message()));
+    return;
+  }
+  const std::optional<LeaderInfo> leader = locator_();
+  if (!leader) {
+    call.last = Unavailable("no leader is known");
+    RetryLater(id);
+    return;
+  }
+  const Deadline deadline = std::min(call.deadline, now + call.attempt_timeout);
+  // Any start of the leader's node: a wrong one is not the leader and says so.
+  peers_.Send(job_, {leader->node.node, Incarnation()}, call.request, deadline,
+              lifetime_.Wrap([this, id](Result<wire::Reply> reply) {
+                if (reply.ok()) return Finish(id, std::move(reply));
+                switch (reply.status().code()) {
+                  case StatusCode::kUnavailable:
+                  case StatusCode::kDeadline:
+                  case StatusCode::kUnknownOutcome:
+                    calls_.at(id).last = reply.status();
+                    return RetryLater(id);
+                  default:
+                    return Finish(id, std::move(reply));
+                }
+              }));
+}
+
+void LeaderLink::RetryLater(uint64_t id) {
+  PendingCall& call = calls_.at(id);
+  const Instant when = std::min<Instant>(call.deadline, executor_.Now() + call.retry_delay);
+  call.retry_delay = std::min(call.retry_delay * 2, kRetryMax);
+  call.timer = executor_.RunAt(when, lifetime_.Wrap([this, id] { Attempt(id); }));
+}
+
+void LeaderLink::Finish(uint64_t id, Result<wire::Reply> result) {
+  const Completion<wire::Reply> done = std::move(calls_.at(id).done);
+  calls_.erase(id);
+  done(std::move(result));
+}
+
+}  // namespace backstay::replication

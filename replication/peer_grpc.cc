@@ -127,7 +127,7 @@ void GrpcMessenger::Send(const NodeId& to, wire::Request request, Deadline deadl
       });
 }
 
-// Calls that wait for the router. A reactor is finished by whoever takes it out of the set, so
+// Calls that wait for an answer. A reactor is finished by whoever takes it out of the set, so
 // exactly once.
 struct PeerGrpcService::Pending {
   std::mutex mutex;
@@ -150,8 +150,8 @@ struct PeerGrpcService::Pending {
   }
 };
 
-PeerGrpcService::PeerGrpcService(Executor& executor, PeerRouter& router)
-    : executor_(executor), router_(router), pending_(std::make_shared<Pending>()) {}
+PeerGrpcService::PeerGrpcService(Executor& executor, Handler handler)
+    : executor_(executor), handler_(std::move(handler)), pending_(std::make_shared<Pending>()) {}
 
 grpc::ServerUnaryReactor* PeerGrpcService::Call(grpc::CallbackServerContext* context,
                                                 const wire::Request* request, wire::Reply* reply) {
@@ -161,11 +161,11 @@ grpc::ServerUnaryReactor* PeerGrpcService::Call(grpc::CallbackServerContext* con
     return reactor;
   }
   // The request is copied: FailPending() may end the call, and with it gRPC's buffers, while the
-  // router reads it.
+  // handler reads it.
   auto owned = std::make_shared<wire::Request>(*request);
   executor_.Post([this, pending = pending_, owned, reply, reactor] {
     if (!pending->Waits(reactor)) return;
-    router_.OnRequest(*owned, [pending, owned, reply, reactor](Result<wire::Reply> answer) {
+    handler_(*owned, [pending, owned, reply, reactor](Result<wire::Reply> answer) {
       pending->Take(reactor, [&] {
         if (answer.ok()) {
           *reply = std::move(answer).value();

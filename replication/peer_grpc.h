@@ -11,7 +11,6 @@
 
 #include "base/executor.h"
 #include "replication/messenger.h"
-#include "replication/peer_router.h"
 #include "replication/peer_service.grpc.pb.h"
 
 namespace backstay::replication {
@@ -59,7 +58,9 @@ class GrpcMessenger : public Messenger {
 // Failure: an answer that comes after FailPending() is dropped.
 class PeerGrpcService : public wire::Peer::CallbackService {
  public:
-  PeerGrpcService(Executor& executor, PeerRouter& router);
+  using Handler = std::function<void(const wire::Request& request, ReplyFunction reply)>;
+
+  PeerGrpcService(Executor& executor, Handler handler);
 
   grpc::ServerUnaryReactor* Call(grpc::CallbackServerContext* context, const wire::Request* request,
                                  wire::Reply* reply) override;
@@ -72,7 +73,7 @@ class PeerGrpcService : public wire::Peer::CallbackService {
   struct Pending;
 
   Executor& executor_;
-  PeerRouter& router_;
+  const Handler handler_;
   std::shared_ptr<Pending> pending_;
 };
 

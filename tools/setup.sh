@@ -29,6 +29,7 @@ if ! command -v dpkg-query > /dev/null; then
   echo "setup: this is not Debian; install by hand what corresponds to: ${packages[*]}" >&2
   exit 1
 fi
+# shellcheck source=/dev/null
 system="$(. /etc/os-release && echo "${PRETTY_NAME:-unknown}|${ID:-}-${VERSION_ID:-}")"
 if [ "${system#*|}" != debian-12 ]; then
   echo "setup: warning: made for Debian 12, this is ${system%|*}" >&2

@@ -74,7 +74,8 @@ for case in ElementTree.parse(sys.argv[1]).getroot().iter("testcase"):
     for index, line in enumerate(output):
         if line.startswith("[  SKIPPED ]") and line.endswith("ms)"):
             skipped += 1
-            print(f"test: not run: {line.split()[3]}: {output[index - 1] or 'no reason given'}")
+            reason = next((before for before in reversed(output[:index]) if before), "no reason given")
+            print(f"test: not run: {line.split()[3]}: {reason}")
 if skipped == 0:
     print("test: nothing was skipped")
 PYTHON
@@ -82,11 +83,13 @@ PYTHON
 
 results="$build/test-results.xml"
 output="$build/test-output.txt"
+closing='^[0-9]*% tests passed'
 rm -f "$results"
-status=0
+set +e
 ctest --test-dir "$build" -j2 --output-on-failure --no-tests=error --output-junit "$results" \
-  --test-output-size-passed 65536 "${ctest_arguments[@]}" > >(tee "$output" | sed '/tests passed/,$d') 2>&1 || status=$?
-wait
+  --test-output-size-passed 1048576 "${ctest_arguments[@]}" 2>&1 | tee "$output" | sed "/$closing/,\$d"
+status=${PIPESTATUS[0]}
+set -e
 [ ! -f "$results" ] || report_skipped "$results"
-sed -n '/tests passed/,$p' "$output"
+sed -n "/$closing/,\$p" "$output"
 exit "$status"

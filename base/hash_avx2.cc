@@ -14,6 +14,7 @@ struct Stripe {
     const auto* lanes = static_cast<const __m256i*>(from);
     return {{_mm256_loadu_si256(lanes), _mm256_loadu_si256(lanes + 1)}};
   }
+  void Pin() { __asm__("" : "+x"(lanes[0]), "+x"(lanes[1])); }
   void Store(void* to) const {
     _mm256_storeu_si256(static_cast<__m256i*>(to), lanes[0]);
     _mm256_storeu_si256(static_cast<__m256i*>(to) + 1, lanes[1]);

@@ -14,6 +14,9 @@ struct Stripe {
     memcpy(&stripe, from, sizeof(stripe));
     return stripe;
   }
+  void Pin() {
+    for (uint64_t& word : words) __asm__("" : "+r"(word));
+  }
   void Store(void* to) const { memcpy(to, words, sizeof(words)); }
   void Stream(void* to) const { Store(to); }
   static void Fence() { __atomic_thread_fence(__ATOMIC_RELEASE); }

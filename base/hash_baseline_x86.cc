@@ -15,6 +15,7 @@ struct Stripe {
     return {{_mm_loadu_si128(lanes), _mm_loadu_si128(lanes + 1), _mm_loadu_si128(lanes + 2),
              _mm_loadu_si128(lanes + 3)}};
   }
+  void Pin() { __asm__("" : "+x"(lanes[0]), "+x"(lanes[1]), "+x"(lanes[2]), "+x"(lanes[3])); }
   void Store(void* to) const {
     for (int i = 0; i < 4; ++i) _mm_storeu_si128(static_cast<__m128i*>(to) + i, lanes[i]);
   }

@@ -19,7 +19,8 @@ Status ValidatePullRequest(const PullRequest& request) {
                   " is no multiple of the chunk of " + std::to_string(request.chunk_bytes));
   }
   const uint64_t chunk_count = CeilDiv(request.target.size(), request.chunk_bytes);
-  if (chunk_count > kPullChunksMax) return refuse("too many chunks: " + std::to_string(chunk_count));
+  if (chunk_count > kPullChunksMax)
+    return refuse("too many chunks: " + std::to_string(chunk_count));
   if (!request.expected.empty() && request.expected.size() != chunk_count) {
     return refuse(std::to_string(request.expected.size()) + " expected hashes for " +
                   std::to_string(chunk_count) + " chunks");

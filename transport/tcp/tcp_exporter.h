@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/event_loop.h"
+#include "base/executor.h"
+#include "base/ids.h"
+#include "base/random.h"
+#include "base/status.h"
+#include "transport/tcp/grant_table.h"
+#include "transport/tcp/served_connection.h"
+#include "transport/transport.h"
+
+namespace backstay::transport {
+
+// A connection that has not said hello for this long is closed.
+inline constexpr Duration kHelloTimeout = std::chrono::seconds(10);
+// A reader that takes no byte of what it asked for is closed after this; nobody waits for it but
+// its own lane.
+inline constexpr Duration kReaderStallTimeout = std::chrono::seconds(30);
+// A connection without requests. Longer than the readers' kLaneIdleTimeout, so that the reader, who
+// can choose a moment without a request under way, closes first.
+inline constexpr Duration kConnectionIdleTimeout = std::chrono::minutes(5);
+// Readers that are counted by name; the rest are counted together, under an empty name.
+inline constexpr size_t kReadersCountedMax = 1024;
+
+struct TcpExporterOptions {
+  StoreId store;
+  NodeInstance node;
+  std::string listen_address = "127.0.0.1:0";  // A literal with a port; 0: any free one.
+  std::string advertised_host;                 // As peers reach it; empty: the listening address.
+  uint32_t serving_thread_count = 2;           // Lanes are spread over them.
+  uint32_t connection_count_max = 1024;        // More are closed at once.
+  uint32_t send_buffer_bytes = 0;              // 0: as the kernel thinks best.
+};
+
+struct TcpExporterStats {
+  uint64_t grants_open = 0;
+  uint64_t connections_open = 0;
+  uint64_t connections_refused = 0;         // Over the limit.
+  uint64_t readers_refused = 0;             // Wrong hello, wrong proof, broken protocol.
+  std::map<NodeId, uint64_t> bytes_served;  // By reader.
+};
+
+// Serves this node's grants over TCP: frames as in docs/formats/data_plane.md, grants as in
+// ServedConnection.
+//
+// Thread:  the owning executor, Stats() any. Serving threads of its own move the bytes; a slow
+// reader delays only its
+//          own lane.
+// Memory:  borrows regions until their grants have ended. Everything queued has a limit.
+// Failure: whatever a peer does ends at worst its connection. The destructor closes all
+// connections, ends all grants
+//          and posts their `on_ended`; the executor must outlive those tasks.
+class TcpExporter : public Exporter {
+ public:
+  static Result<std::unique_ptr<TcpExporter>> Listen(Executor* executor, Random* random,
+                                                     TcpExporterOptions options);
+  ~TcpExporter() override;
+
+  Grant Export(Region region, Deadline expiry, std::function<void()> on_ended) override;
+  void Revoke(GrantId id) override;
+  uint64_t BytesServed() const override;
+
+  // Where peers connect to: "host:port".
+  const std::string& address() const { return address_; }
+  TcpExporterStats Stats() const;
+
+ private:
+  // A serving thread and its connections, which nobody else touches.
+  struct Server {
+    EventLoop loop;
+    SystemRandom random;  // For nonces.
+    std::map<int, std::unique_ptr<ServedConnection>> connections;
+  };
+
+  TcpExporter(Executor* executor, Random* random, TcpExporterOptions options);
+
+  Status Start();
+  // On the first serving thread.
+  void AcceptConnections();
+  void PauseAccepting();
+  // On the connection's serving thread.
+  void Adopt(Server* server, UniqueFd fd, const std::string& peer_address);
+  void OnEvents(Server* server, ServedConnection* connection, uint32_t epoll_events);
+  void Close(Server* server, int fd);
+  void Sweep(Server* server);
+
+  void CountServed(const NodeId& reader, uint64_t bytes);
+
+  Executor* const executor_;
+  Random* const random_;
+  const TcpExporterOptions options_;
+  std::string address_;
+  GrantId last_id_ = 0;
+  GrantTable grants_;
+  ServeContext context_;
+  UniqueFd listener_;
+  std::vector<std::unique_ptr<Server>> servers_;
+  size_t next_server_ = 0;  // Of the first serving thread.
+
+  mutable std::mutex stats_mutex_;  // Guards what follows.
+  TcpExporterStats stats_;
+  uint64_t bytes_served_ = 0;
+
+  Lifetime lifetime_;
+};
+
+}  // namespace backstay::transport

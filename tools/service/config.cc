@@ -50,6 +50,8 @@ void AddOptions(CLI::App& app, ServiceConfig& c) {
       ->capture_default_str();
   app.add_option("--data-address", c.data_address, "host:port for bulk transfers")
       ->capture_default_str();
+  app.add_option("--advertise-host", c.advertise_host,
+                 "how peers reach this node, if not by those addresses");
   app.add_option("--metrics-address", c.metrics_address, "host:port for Prometheus, empty for none")
       ->capture_default_str();
   app.add_option("--memory-budget", c.memory_budget_bytes,
@@ -104,6 +106,11 @@ Status CheckAddress(const ServiceConfig& config, const std::string& flag,
   if (!endpoint.ok()) return InvalidArgument("--" + flag + ": " + endpoint.status().message());
   const Result<std::vector<SocketAddress>> resolved = Resolve(*endpoint);
   if (!resolved.ok()) return InvalidArgument("--" + flag + ": " + resolved.status().message());
+  const bool wildcard = endpoint->host == "0.0.0.0" || endpoint->host == "::";
+  if (wildcard && config.advertise_host.empty() && flag != "metrics-address") {
+    return InvalidArgument("--" + flag + " " + address +
+                           " says nothing about how peers reach this node: set --advertise-host");
+  }
   const bool loopback = std::all_of(resolved->begin(), resolved->end(),
                                     [](const SocketAddress& a) { return a.IsLoopback(); });
   if (loopback || config.insecure || !config.tls_ca.empty()) return Status::Ok();

@@ -22,10 +22,11 @@ struct ServiceConfig {
   std::string data_dir = "/var/lib/backstay";
   std::string socket_path = "/run/backstay/backstayd.sock";  // Where trainers connect.
   std::string control_address = "127.0.0.1:7420";            // gRPC, for peers and the command.
-  std::string data_address = "127.0.0.1:7421";               // Bulk transfers.
-  std::string metrics_address = "127.0.0.1:7422";            // Prometheus; empty: none.
-  uint64_t memory_budget_bytes = 0;                          // 0: half of the machine's memory.
-  uint64_t repair_reserve_bytes = 0;  // Kept for repair; saves cannot use it.
+  std::string advertise_host;  // How peers reach this node, when it listens on a wildcard address.
+  std::string data_address = "127.0.0.1:7421";     // Bulk transfers.
+  std::string metrics_address = "127.0.0.1:7422";  // Prometheus; empty: none.
+  uint64_t memory_budget_bytes = 0;                // 0: half of the machine's memory.
+  uint64_t repair_reserve_bytes = 0;               // Kept for repair; saves cannot use it.
   uint64_t chunk_bytes = kMiB;
   bool serve_metadata = false;   // Host the embedded metadata store.
   std::string metadata_address;  // Control address of the service that hosts it.

@@ -79,7 +79,8 @@ TEST(ServiceConfig, MissingFileIsAnError) {
 }
 
 TEST(ServiceConfig, NonLoopbackNeedsTlsOrInsecure) {
-  const std::vector<std::string> open = {"--serve-metadata", "--control-address", "0.0.0.0:7420"};
+  const std::vector<std::string> open = {"--serve-metadata", "--control-address", "0.0.0.0:7420",
+                                         "--advertise-host", "10.0.0.1"};
   EXPECT_EQ(Parse(open).status().code(), StatusCode::kPermission);
   std::vector<std::string> insecure = open;
   insecure.push_back("--insecure");
@@ -87,6 +88,12 @@ TEST(ServiceConfig, NonLoopbackNeedsTlsOrInsecure) {
   std::vector<std::string> tls = open;
   tls.insert(tls.end(), {"--tls-ca", "ca.pem", "--tls-certificate", "c.pem", "--tls-key", "k.pem"});
   EXPECT_TRUE(Parse(tls).ok());
+}
+
+TEST(ServiceConfig, WildcardNeedsAnAddressForPeers) {
+  EXPECT_EQ(
+      Parse({"--serve-metadata", "--insecure", "--data-address", "0.0.0.0:1"}).status().code(),
+      StatusCode::kInvalidArgument);
 }
 
 TEST(ServiceConfig, HalfOfTlsIsRefused) {

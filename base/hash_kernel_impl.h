@@ -77,14 +77,15 @@ class FusedCopy {
  private:
   void Take(size_t stripe_in_block) {
     __builtin_prefetch(source_ + kPrefetchBytes, 0, 3);
-    last_ = Stripe::Load(source_);
-    last_.Pin();
+    Stripe stripe = Stripe::Load(source_);
+    stripe.Pin();
     if constexpr (kStreaming) {
-      last_.Stream(target_);
+      stripe.Stream(target_);
     } else {
-      last_.Store(target_);
+      stripe.Store(target_);
     }
-    XXH3_accumulate_512(acc_, &last_, XXH3_kSecret + stripe_in_block * XXH_SECRET_CONSUME_RATE);
+    XXH3_accumulate_512(acc_, &stripe, XXH3_kSecret + stripe_in_block * XXH_SECRET_CONSUME_RATE);
+    last_ = stripe;
     source_ += kStripeBytes;
     target_ += kStripeBytes;
   }

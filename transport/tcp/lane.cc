@@ -124,7 +124,7 @@ void Lane::Disconnect() {
   grants_.clear();
   asked_.clear();
   output_.clear();
-  opens_outstanding_ = 0;
+  opens_.clear();
   input_begin_ = input_end_ = 0;
 }
 
@@ -132,7 +132,7 @@ Status Lane::Serve() {
   while (true) {
     AskAhead();
     BACKSTAY_RETURN_IF_ERROR(SendQueued());
-    if (asked_.empty() && opens_outstanding_ == 0) return Status::Ok();
+    if (asked_.empty() && opens_.empty()) return Status::Ok();
     BACKSTAY_ASSIGN_OR_RETURN(const Frame frame, ReceiveFrame());
     BACKSTAY_RETURN_IF_ERROR(HandleFrame(frame));
     answered_ = true;
@@ -166,23 +166,24 @@ void Lane::AskAhead() {
 }
 
 void Lane::OpenGrantOnce(const Grant& grant) {
-  const auto known = grants_.find(grant.id);
-  if (known != grants_.end() && known->second.key == grant.key) return;
   if (grants_.size() >= kGrantsRememberedMax) ForgetUnusedGrants();
-  grants_[grant.id] = {.key = grant.key, .proven_by_owner = false};
+  OpenedGrant& known = grants_[grant.id];
+  if (known.asked_key == grant.key) return;
+  known.asked_key = grant.key;
   EncodeFrame(OpenGrantFrame{grant.id, ProveGrant(grant.key, ProofSide::kReader, owner_nonce_,
                                                   reader_nonce_, grant.id)},
               &output_);
-  ++opens_outstanding_;
+  opens_.push_back({grant.id, grant.key});
 }
 
 void Lane::ForgetUnusedGrants() {
   std::erase_if(grants_, [this](const auto& entry) {
-    const bool in_use = std::any_of(asked_.begin(), asked_.end(), [&](const AskedRead& asked) {
+    const auto is_read = [&](const AskedRead& asked) {
       return asked.read.pull->request.source.id == entry.first;
-    });
-    // An unproven one has its answer still to come.
-    return entry.second.proven_by_owner && !in_use;
+    };
+    const auto is_opened = [&](const AskedOpen& open) { return open.grant == entry.first; };
+    return std::none_of(asked_.begin(), asked_.end(), is_read) &&
+           std::none_of(opens_.begin(), opens_.end(), is_opened);
   });
 }
 
@@ -196,20 +197,23 @@ Status Lane::HandleFrame(const Frame& frame) {
 }
 
 Status Lane::OnGrantOpened(const GrantOpenedFrame& opened) {
-  const auto known = grants_.find(opened.grant);
-  if (opens_outstanding_ == 0 || known == grants_.end()) return Broken("a grant nobody opened");
-  --opens_outstanding_;
+  if (opens_.empty() || opens_.front().grant != opened.grant) {
+    return Broken("a grant that nobody opened");
+  }
+  const AskedOpen open = std::move(opens_.front());
+  opens_.pop_front();
+  OpenedGrant& known = grants_[open.grant];
   if (opened.status != StatusCode::kOk) {
     // Its reads are refused one by one; a later pull proves it anew.
-    grants_.erase(known);
+    if (known.asked_key == open.key) known.asked_key.clear();
     return Status::Ok();
   }
-  if (!SameProof(opened.proof, ProveGrant(known->second.key, ProofSide::kOwner, owner_nonce_,
-                                          reader_nonce_, opened.grant))) {
-    return PermissionDenied(GrantText(opened.grant, peer_->owner()) +
+  if (!SameProof(opened.proof, ProveGrant(open.key, ProofSide::kOwner, owner_nonce_, reader_nonce_,
+                                          open.grant))) {
+    return PermissionDenied(GrantText(open.grant, peer_->owner()) +
                             ": who answers does not know its key");
   }
-  known->second.proven_by_owner = true;
+  known.proven_key = open.key;
   return Status::Ok();
 }
 
@@ -219,7 +223,7 @@ Status Lane::OnData(const DataFrame& data) {
   const ActivePull& pull = *asked.read.pull;
   const std::span<std::byte> target = pull.TargetOf(asked.read.run);
   const auto grant = grants_.find(pull.request.source.id);
-  if (grant == grants_.end() || !grant->second.proven_by_owner) {
+  if (grant == grants_.end() || grant->second.proven_key != pull.request.source.key) {
     return Broken("data before the proof of its grant");
   }
   if (data.size_bytes != target.size() || asked.result.bytes != 0) {

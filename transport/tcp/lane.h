@@ -33,8 +33,12 @@ class Lane {
 
  private:
   struct OpenedGrant {
+    std::string asked_key;   // Of the last OpenGrant, unless that was refused.
+    std::string proven_key;  // The owner has proven that it knows this one.
+  };
+  struct AskedOpen {
+    GrantId grant = 0;
     std::string key;
-    bool proven_by_owner = false;
   };
   struct AskedRead {
     LaneRead read;
@@ -76,7 +80,7 @@ class Lane {
   std::unordered_map<GrantId, OpenedGrant> grants_;
   uint64_t last_read_id_ = 0;
   std::deque<AskedRead> asked_;
-  size_t opens_outstanding_ = 0;
+  std::deque<AskedOpen> opens_;
   bool answered_ = false;  // Since the lane last had nothing to do.
   std::string output_;
 

@@ -167,6 +167,8 @@ Status ServedConnection::OnOpenGrant(const OpenGrantFrame& open) {
   } else if (!SameProof(open.proof, ProveGrant(region->key(), ProofSide::kReader, owner_nonce_,
                                                reader_nonce_, open.grant))) {
     reply.status = StatusCode::kPermission;
+    opened_.erase(open.grant);  // The last proof counts: what is asked with it must not be served
+                                // by an earlier one.
     context_->on_refused(StatusCode::kPermission);
     Log(LogLevel::kWarning, "a reader did not prove its grant's key",
         {{"reader", ToString(reader_)},

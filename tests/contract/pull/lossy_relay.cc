@@ -98,14 +98,15 @@ void LossyRelay::Run() {
 }
 
 void LossyRelay::AcceptReader() {
-  std::optional<Accepted> accepted = Accept(listener_.get()).value();
-  if (!accepted.has_value()) return;
+  Result<std::optional<Accepted>> result = Accept(listener_.get());
+  if (!result.ok() || !result->has_value()) return;
+  const std::optional<Accepted>& accepted = *result;
   Result<UniqueFd> owner = ConnectWithin(target_address_, std::chrono::seconds(5), wake_.get());
   if (!owner.ok()) return;
   BACKSTAY_CHECK(SetNonBlocking(accepted->fd.get(), false).ok(), "a socket can block");
   // A reader that takes nothing must not stop the relay from being ended.
   SetIoTimeout(accepted->fd.get(), std::chrono::seconds(10));
-  pairs_.push_back({std::move(accepted->fd), *std::move(owner)});
+  pairs_.push_back({std::move((*result)->fd), *std::move(owner)});
 }
 
 bool LossyRelay::RelayToOwner(Pair* pair) {

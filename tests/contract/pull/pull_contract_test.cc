@@ -114,6 +114,17 @@ TEST_P(PullContract, AWrongKeyIsRefusedAndTheRightOneStillAccepted) {
   EXPECT_TRUE(PullAll(served).status.ok());
 }
 
+TEST_P(PullContract, AKeyThatWasProvenDoesNotServeAPullWithAnother) {
+  const Served& served = Serve(2 * kMiB);
+  EXPECT_TRUE(PullAll(served).status.ok());
+  PullRequest request = RequestFor(served);
+  request.source.key.assign(kGrantKeyBytes, 'x');
+  Started& refused = Start(std::move(request), served.bytes.size());
+  EXPECT_EQ(Finish(refused).status.code(), StatusCode::kPermission) << refused.result.status;
+  EXPECT_THAT(refused.target, Each(std::byte{0x5A}));
+  EXPECT_TRUE(PullAll(served).status.ok());
+}
+
 TEST_P(PullContract, ARangeOutsideOfTheGrantIsRefusedByTheReader) {
   const Served& served = Serve(2 * kMiB);
   const PullResult& result = Finish(Start(RequestFor(served), 2 * kMiB + 1));

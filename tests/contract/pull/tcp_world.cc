@@ -17,8 +17,10 @@ class TcpPullWorld : public PullWorld {
  public:
   TcpPullWorld() {
     const StoreId store("store");
-    auto exporter =
-        TcpExporter::Listen(&executor_, &random_, {.store = store, .node = kOwner}).value();
+    TcpExporterOptions options;
+    options.store = store;
+    options.node = kOwner;
+    auto exporter = TcpExporter::Listen(&executor_, &random_, options).value();
     relay_ = std::make_unique<LossyRelay>(exporter->address());
     exporter_ = std::move(exporter);
     puller_ = std::make_unique<TcpPuller>(

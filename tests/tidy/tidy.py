@@ -48,7 +48,8 @@ FILE_LINES_MAX = 600
 HEADER_LINES_MAX = 250
 FUNCTION_LINES_MAX = 70
 
-SOURCE = (".h", ".cc")
+HEADER = (".h", ".hpp")
+SOURCE = HEADER + (".cc",)
 TEXT = SOURCE + (".py", ".sh", ".md", ".cmake", ".proto", ".txt", ".toml")
 SKIPPED_FOLDERS = {".git", "build", ".cache", "__pycache__"}
 
@@ -126,6 +127,8 @@ class Tidy:
     def check_layer(self, path, number, layer, header):
         if header.endswith(".pb.h") and layer in ("base", "client", "examples"):
             self.report(path, number, "layer", "generated code pulls libprotobuf into other people's processes")
+        if layer == "examples" and header.startswith("client/") and not header.startswith("client/include/"):
+            self.report(path, number, "layer", "an example shows the public API: client/include only")
         other = header.split("/")[0]
         if "/" not in header or other not in LAYERS or other == layer or other in LAYERS[layer]:
             return
@@ -146,7 +149,7 @@ class Tidy:
 
     # One line at a time.
     def check_source(self, path, lines):
-        is_header = path.endswith(".h")
+        is_header = path.endswith(HEADER)
         line_count = len(lines) - 1
         line_max = HEADER_LINES_MAX if is_header else FILE_LINES_MAX
         if line_count > line_max:

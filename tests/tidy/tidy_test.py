@@ -20,6 +20,7 @@ PLANTED = [
     ("layer", "client/a.cc", '#include "store/b.h"\n', 1),
     ("layer", "client/a.cc", '#include "client/local.pb.h"\n', 1),
     ("layer", "examples/a.cc", '#include "base/b.h"\n', 1),
+    ("layer", "examples/a.cc", '#include "client/save.h"\n', 1),
     ("target", "store/CMakeLists.txt", "backstay_library(store\n  LINK backstay_replication)\n", 2),
     ("library", "store/a.cc", "#include <grpcpp/grpcpp.h>\n", 1),
     ("library", "replication/peer.cc", '#include "replication/peer_service.grpc.pb.h"\n', 1),
@@ -40,6 +41,7 @@ PLANTED = [
     ("sleep", "tests/unit/a.cc", "std::this_thread::sleep_for(1ms);\n", 1),
     ("assert", "store/a.cc", "  assert(true);\n", 1),
     ("pragma", "store/a.h", "int a;\n", 1),
+    ("pragma", "client/include/a.hpp", "int a;\n", 1),
     ("link", "docs/a.md", "see [b](b.md)\n", 1),
     ("mention", "docs/save_path.md", "`store/none.cc:Seal`\n", 1),
 ]

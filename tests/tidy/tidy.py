@@ -171,7 +171,7 @@ class Tidy:
         start = None
         for number, line in enumerate(lines, 1):
             opens = line.endswith("{") and not line.startswith(("}", "//", "#"))
-            is_type = re.match(r"\s*(namespace|class|struct|enum|union|extern)\b", line) or line.endswith("= {")
+            is_type = re.match(r"\s*(inline namespace|namespace|class|struct|enum|union|extern|template)\b", line) or line.endswith("= {")
             if start is None and opens and not is_type and (line[0] != " " or line.startswith("  ") and line[2] != " "):
                 start = (number, len(line) - len(line.lstrip()))
             elif start is not None and line.startswith(" " * start[1] + "}"):

@@ -75,6 +75,7 @@ class TidyTest(unittest.TestCase):
             "store/CMakeLists.txt": "backstay_library(store SOURCES a.cc LINK backstay_base)\n",
             "replication/peer_grpc.cc": "#include <grpcpp/grpcpp.h>\n",
             "client/a.cc": "#include <protozero/pbf_reader.hpp>\n#include <sys/mman.h>\n#include <unistd.h>\n",
+            "client/b.cc": "inline namespace v1 {\n" + "int a;\n" * 80 + "}\n",
             "docs/save_path.md": "`store/a.cc:Seal` in [a](../store/a.cc)\n",
             "build/x.h": "generated \n",
         }

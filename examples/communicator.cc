@@ -7,8 +7,6 @@
 #include <gloo/rendezvous/context.h>
 #include <gloo/transport/tcp/device.h>
 
-#include <bit>
-
 namespace backstay::example {
 namespace {
 
@@ -77,23 +75,19 @@ std::vector<int64_t> Communicator::ExchangeCounts(const std::vector<int64_t>& co
   return AllToAll<int64_t>(counts, one_each, one_each);
 }
 
-std::vector<uint64_t> Communicator::AllGather(uint64_t value) {
-  std::vector<uint64_t> values(world_size());
-  OrCommunicatorError("allgather", [&] {
-    gloo::AllgatherOptions options(context_);
-    options.setInput(&value, 1);
-    options.setOutput(values.data(), values.size());
-    gloo::allgather(options);
-  });
-  return values;
-}
-
 double Communicator::Mean(double value) {
   double sum = 0;
-  for (const uint64_t bits : AllGather(std::bit_cast<uint64_t>(value))) {
-    sum += std::bit_cast<double>(bits);
-  }
+  for (const double one : AllGather(value)) sum += one;
   return sum / static_cast<double>(world_size());
+}
+
+void Communicator::AllGatherBytes(void* value, void* values, size_t value_size_bytes) {
+  OrCommunicatorError("allgather", [&] {
+    gloo::AllgatherOptions options(context_);
+    options.setInput(static_cast<char*>(value), value_size_bytes);
+    options.setOutput(static_cast<char*>(values), value_size_bytes * world_size());
+    gloo::allgather(options);
+  });
 }
 
 void Communicator::AllToAllBytes(const void* out, const std::vector<int64_t>& counts, void* in,

@@ -11,6 +11,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace backstay::example {
@@ -81,8 +82,15 @@ class Communicator {
   }
   // One number to and from each rank.
   std::vector<int64_t> ExchangeCounts(const std::vector<int64_t>& counts);
-  // Every rank's number, in rank order.
-  std::vector<uint64_t> AllGather(uint64_t value);
+  // Every rank's value, in rank order.
+  template <typename T>
+  std::vector<T> AllGather(T value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    std::vector<T> values(world_size());
+    AllGatherBytes(&value, values.data(), sizeof(T));
+    return values;
+  }
+  // The mean over the ranks.
   double Mean(double value);
 
   // Closes all connections, so that no peer waits for this rank any longer.
@@ -91,6 +99,7 @@ class Communicator {
  private:
   void AllToAllBytes(const void* out, const std::vector<int64_t>& counts, void* in,
                      const std::vector<int64_t>& received_counts, size_t element_size_bytes);
+  void AllGatherBytes(void* value, void* values, size_t value_size_bytes);
 
   const Options options_;
   gloo::rendezvous::PrefixStore store_;

@@ -23,17 +23,22 @@ void CopyRow(const float* from, float* to) { std::copy_n(from, kNgramWidth, to);
 
 }  // namespace
 
-NgramShard::NgramShard(uint64_t seed, uint64_t rows_per_rank, size_t rank, size_t world_size)
-    : first_row(rank * rows_per_rank),
-      row_count(rows_per_rank),
-      table_row_count(rows_per_rank * world_size),
-      rows(rows_per_rank * kNgramWidth),
-      moment1(rows.size(), 0.0f),
-      moment2(rows.size(), 0.0f) {
+void NgramShard::Place(uint64_t rows_per_rank, size_t rank, size_t world_size) {
+  first_row = rank * rows_per_rank;
+  row_count = rows_per_rank;
+  table_row_count = rows_per_rank * world_size;
+  for (std::vector<float>* values : {&rows, &moment1, &moment2}) {
+    values->resize(rows_per_rank * kNgramWidth);
+  }
+}
+
+void NgramShard::Reset(uint64_t seed) {
   const uint64_t first_element = first_row * kNgramWidth;
   for (size_t i = 0; i < rows.size(); ++i) {
     rows[i] = kInitialScale * SignedUnitAt(seed, kTableStream, first_element + i);
   }
+  std::fill(moment1.begin(), moment1.end(), 0.0f);
+  std::fill(moment2.begin(), moment2.end(), 0.0f);
 }
 
 std::vector<float> NgramExchange::Fetch(Communicator& communicator, const NgramShard& shard,

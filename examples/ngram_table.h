@@ -21,8 +21,10 @@ struct NgramShard {
   std::vector<float> moment1;
   std::vector<float> moment2;
 
-  // The shard that a run of `seed` starts from.
-  NgramShard(uint64_t seed, uint64_t rows_per_rank, size_t rank, size_t world_size);
+  // Makes this the shard of `rank`; the contents are then undefined.
+  void Place(uint64_t rows_per_rank, size_t rank, size_t world_size);
+  // What a run of `seed` starts from.
+  void Reset(uint64_t seed);
 };
 
 // One step's traffic with the table: the rows that this rank's batch needs, wherever they live, and

@@ -5,7 +5,6 @@
 #include <optional>
 #include <stdexcept>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 namespace backstay::example {
@@ -24,30 +23,27 @@ std::optional<uint64_t> NumberOf(const std::string& file_name) {
   return number;
 }
 
-std::optional<uint64_t> NewestRound(const std::filesystem::path& directory) {
-  std::optional<uint64_t> newest;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    newest = std::max(newest, NumberOf(entry.path().filename().string()));
-  }
-  return newest;
-}
-
 }  // namespace
 
 Rounds::Rounds(std::filesystem::path directory, std::string member)
     : directory_(std::move(directory)), member_(std::move(member)) {}
 
-Round Rounds::Wait(uint64_t number_min, std::chrono::milliseconds timeout) const {
+std::optional<uint64_t> Rounds::Newest() const {
+  std::optional<uint64_t> newest;
+  for (const auto& entry : std::filesystem::directory_iterator(directory_)) {
+    newest = std::max(newest, NumberOf(entry.path().filename().string()));
+  }
+  return newest;
+}
+
+std::optional<Round> Rounds::Wait(uint64_t number_min, std::chrono::milliseconds timeout,
+                                  const Idle& idle) const {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  std::optional<uint64_t> newest = NewestRound(directory_);
+  std::optional<uint64_t> newest = Newest();
   while (!newest || *newest < number_min) {
-    if (std::chrono::steady_clock::now() >= deadline) {
-      throw std::runtime_error("the launcher did not publish round " + std::to_string(number_min) +
-                               " in " + directory_.string() + " within " +
-                               std::to_string(timeout.count()) + " ms");
-    }
-    std::this_thread::sleep_for(kPollInterval);
-    newest = NewestRound(directory_);
+    if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
+    idle(kPollInterval);
+    newest = Newest();
   }
 
   Round round{.number = *newest, .rank = -1, .world_size = 0};

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,11 +26,18 @@ struct Round {
 //   "$dir/round-1"
 class Rounds {
  public:
+  // What to do between two looks at the directory, for so long.
+  using Idle = std::function<void(std::chrono::milliseconds)>;
+
   Rounds(std::filesystem::path directory, std::string member);
 
-  // Waits for a round of at least `number_min` and returns the newest there is. Throws
-  // std::runtime_error at the deadline, or when that round leaves this member out.
-  Round Wait(uint64_t number_min, std::chrono::milliseconds timeout) const;
+  // The number of the newest round published.
+  std::optional<uint64_t> Newest() const;
+
+  // Waits for a round of at least `number_min` and returns the newest there is; nothing at the
+  // deadline. Throws std::runtime_error when that round leaves this member out.
+  std::optional<Round> Wait(uint64_t number_min, std::chrono::milliseconds timeout,
+                            const Idle& idle) const;
 
   // The launcher's part.
   static void Publish(const std::filesystem::path& directory, uint64_t number,

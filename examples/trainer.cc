@@ -1,12 +1,9 @@
 #include "examples/trainer.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
-#include <cstdio>
 
+#include "examples/digest.h"
 #include "examples/kernels.h"
 
 namespace backstay::example {
@@ -26,29 +23,41 @@ uint64_t TableRowsPerRank(uint64_t size_mib, size_t world_size) {
 
 }  // namespace
 
-TrainerState::TrainerState(uint64_t seed, uint64_t size_mib, size_t rank, size_t world_size)
-    : random(Mix(seed + (rank + 1) * kGoldenGamma)),
-      weights(InitialWeights(seed)),
-      weight_part(PartOf(kWeightCount, rank, world_size)),
-      moment1(weight_part.size(), 0.0f),
-      moment2(weight_part.size(), 0.0f),
-      table(seed, TableRowsPerRank(size_mib, world_size), rank, world_size) {}
+TrainerState::TrainerState(uint64_t size_mib, size_t rank, size_t world_size)
+    : size_mib_(size_mib) {
+  Place(rank, world_size);
+}
+
+void TrainerState::Place(size_t rank, size_t world_size) {
+  if (rank == rank_ && world_size == world_size_) return;
+  rank_ = rank;
+  world_size_ = world_size;
+  weight_part = PartOf(kWeightCount, rank, world_size);
+  weights.resize(kWeightCount);
+  moment1.resize(weight_part.size());
+  moment2.resize(weight_part.size());
+  table.Place(TableRowsPerRank(size_mib_, world_size), rank, world_size);
+}
+
+void TrainerState::Reset(uint64_t seed) {
+  step = 0;
+  cursor = 0;
+  random = Random(Mix(seed + (rank_ + 1) * kGoldenGamma));
+  weights = InitialWeights(seed);
+  std::fill(moment1.begin(), moment1.end(), 0.0f);
+  std::fill(moment2.begin(), moment2.end(), 0.0f);
+  table.Reset(seed);
+}
 
 std::string TrainerState::Digest() const {
-  XXH3_state_t hash;
-  XXH3_128bits_reset(&hash);
+  Digester digester;
   const std::array<uint64_t, 3> numbers = {step, cursor, random.state()};
-  XXH3_128bits_update(&hash, numbers.data(), sizeof(numbers));
+  digester.Add(std::as_bytes(std::span(numbers)));
   for (const std::vector<float>* values :
        {&weights, &moment1, &moment2, &table.rows, &table.moment1, &table.moment2}) {
-    XXH3_128bits_update(&hash, values->data(), values->size() * sizeof(float));
+    digester.Add(std::as_bytes(std::span(*values)));
   }
-  const XXH128_hash_t digest = XXH3_128bits_digest(&hash);
-  char text[33];
-  std::snprintf(text, sizeof(text), "%016llx%016llx",
-                static_cast<unsigned long long>(digest.high64),
-                static_cast<unsigned long long>(digest.low64));
-  return text;
+  return digester.Hex();
 }
 
 Trainer::Trainer(const std::vector<uint8_t>& text, uint64_t seed, TrainerState& state)

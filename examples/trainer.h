@@ -23,16 +23,30 @@ struct TrainerState {
 
   std::vector<float> weights;  // The same on every rank.
   // Adam's moments of the weights, sharded as ZeRO-1 does: this rank's PartOf the flat array.
-  Part weight_part;
+  Part weight_part = {};
   std::vector<float> moment1;
   std::vector<float> moment2;
   NgramShard table;
 
-  // What a run of `seed` starts from, with about `size_mib` MiB for each rank.
-  TrainerState(uint64_t seed, uint64_t size_mib, size_t rank, size_t world_size);
+  // Takes memory for about `size_mib` MiB for each rank, as the state of `rank`; its contents are
+  // undefined until Reset() or a restore.
+  TrainerState(uint64_t size_mib, size_t rank, size_t world_size);
+  // Makes this the state of another rank, or of a world of another size; the contents are then
+  // undefined.
+  void Place(size_t rank, size_t world_size);
+  // What a run of `seed` starts from.
+  void Reset(uint64_t seed);
+
+  size_t rank() const { return rank_; }
+  size_t world_size() const { return world_size_; }
 
   // XXH3-128 of all of it, as 32 hexadecimal digits.
   std::string Digest() const;
+
+ private:
+  uint64_t size_mib_;
+  size_t rank_ = 0;
+  size_t world_size_ = 0;
 };
 
 // Data-parallel training. A step comes in two halves: the first only reads the tensors of the

@@ -31,6 +31,12 @@ std::vector<uint8_t> TestText() {
   return text;
 }
 
+TrainerState InitialState(uint64_t size_mib, size_t rank, size_t world_size) {
+  TrainerState state(size_mib, rank, world_size);
+  state.Reset(kSeed);
+  return state;
+}
+
 struct RankResult {
   TrainerState state;
   std::vector<double> losses;
@@ -49,9 +55,8 @@ std::vector<RankResult> Train(size_t world_size, uint64_t steps, uint64_t state_
       Communicator communicator(
           store, "test",
           {.rank = static_cast<int>(rank), .world_size = static_cast<int>(world_size)});
-      RankResult result{start != nullptr ? (*start)[rank].state
-                                         : TrainerState(kSeed, state_mib, rank, world_size),
-                        {}};
+      RankResult result{
+          start != nullptr ? (*start)[rank].state : InitialState(state_mib, rank, world_size), {}};
       Trainer trainer(text, kSeed, result.state);
       while (result.state.step < steps) {
         result.losses.push_back(trainer.ComputeGradients(communicator));
@@ -101,7 +106,7 @@ TEST(TrainingProgress, LossFallsFarBelowGuessing) {
 
 TEST(TrainerState, HasTheSizeAskedFor) {
   for (const uint64_t mib : {1, 3, 20}) {
-    const TrainerState state(kSeed, mib, 1, 4);
+    const TrainerState state(mib, 1, 4);
     const size_t floats = state.weights.size() + state.moment1.size() + state.moment2.size() +
                           state.table.rows.size() * 3;
     EXPECT_NEAR(static_cast<double>(floats * sizeof(float)), static_cast<double>(mib << 20), 4096);
@@ -127,8 +132,15 @@ TEST(TrainerState, EveryTensorOfItChangesInEveryStep) {
   }
 }
 
+TEST(TrainerState, PlacedAndResetIsAsMadeForThatRank) {
+  TrainerState state = InitialState(1, 3, 4);
+  state.Place(1, 4);
+  state.Reset(kSeed);
+  EXPECT_EQ(state.Digest(), InitialState(1, 1, 4).Digest());
+}
+
 TEST(TrainerState, DigestSeesEveryPart) {
-  const TrainerState state(kSeed, 1, 0, 2);
+  const TrainerState state = InitialState(1, 0, 2);
   std::vector<TrainerState> changed(8, state);
   changed[0].step = 1;
   changed[1].cursor = 1;

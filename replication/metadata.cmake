@@ -1,6 +1,11 @@
-# The metadata store: its rules, and SQLite as the journal of the embedded one.
+# The metadata store: its rules, and SQLite as the journal of the embedded one; membership, leaders
+# and the jobs' records on top of it.
 find_package(SQLite3 REQUIRED)
 
+backstay_proto(metadata_proto PROTOS metadata_records.proto)
+
 backstay_library(metadata
-  SOURCES metadata_embedded.cc metadata_engine.cc metadata_sqlite.cc metadata_sqlite_file.cc
-  LINK backstay_base SQLite::SQLite3)
+  SOURCES job_store.cc leader_election.cc membership.cc metadata_embedded.cc metadata_engine.cc
+    metadata_keys.cc metadata_sqlite.cc metadata_sqlite_file.cc metadata_watch.cc
+    node_record.cc
+  LINK backstay_base backstay_metadata_proto SQLite::SQLite3)

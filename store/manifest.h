@@ -52,6 +52,9 @@ enum class Dtype : uint8_t {
 uint64_t DtypeBytes(Dtype dtype);
 std::string_view DtypeName(Dtype dtype);  // "fp8_e4m3"
 
+// A name of an entry for messages: quoted, cut short, what cannot be printed as \xNN.
+std::string QuoteName(std::string_view name);
+
 // Which part of the global tensor a stored tensor is.
 struct WholeSlice {
   friend bool operator==(const WholeSlice&, const WholeSlice&) = default;

@@ -9,7 +9,7 @@ namespace backstay::store {
 // How much memory slots may use in all, and which limit said so.
 struct Budget {
   uint64_t bytes = 0;
-  std::string reason;  // "configured", "control group limit", "machine's available memory".
+  std::string reason;  // "configured", "what the machine leaves".
 };
 
 // Thread: the control executor. Failure: a limit that cannot be read does not count.

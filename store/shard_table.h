@@ -17,6 +17,10 @@
 
 namespace backstay::store {
 
+// Commits of a job whose roots are remembered, for shards that arrive after their commit. More than
+// any retention keeps.
+inline constexpr size_t kCommitsRememberedMax = 64;
+
 enum class ShardRole : uint8_t {
   kOwn,      // A local trainer saved it: this node is its primary.
   kHeld,     // A replica for a peer.
@@ -113,7 +117,7 @@ class ShardTable {
   // kInvalidArgument: this step or a later one was begun. kUnavailable: no slot is free.
   Result<const Shard*> Begin(const BeginRequest& request);
   // The size and contents of what is being copied; peers may read from here on. kInvalidArgument:
-  // larger than registered, bad contents. Once for each shard.
+  // larger than registered, bad contents, or other ones than before.
   Status StartCopy(const ShardName& name, uint64_t size_bytes, std::string_view contents_bytes);
   // All chunks are published. Copies their checksums out of the control page, once, and fixes
   // manifest and digest. kInvalidArgument: chunks are missing, or the copy was not started. A shard
@@ -130,8 +134,9 @@ class ShardTable {
     ReservationId reservation;
     int64_t unix_ms = 0;
   };
-  // Takes a slot to pull into. kInvalidArgument: the name is here already, or does not fit the
-  // reservation. kUnavailable: no slot is free.
+  // Takes a slot to pull into; in the place of a quarantined shard of that name, if there is one.
+  // kInvalidArgument: the name is here already, or does not fit the reservation. kUnavailable: no
+  // slot is free.
   Result<const Shard*> BeginReceive(const ReceiveRequest& request);
   // A chunk with this hash is in the slot. Published on the control page once it is known to be
   // the manifest's.
@@ -190,8 +195,9 @@ class ShardTable {
   Shard& Get(const ShardName& name);
   const Shard& Get(const ShardName& name) const;
   Status AdmitName(const ShardName& name) const;
-  void Forget(std::map<ShardName, std::unique_ptr<Shard>>::iterator shard);
-  SlotControlWriter Control(Shard& shard);
+  Shard& Insert(const ShardName& name, ShardRole role, const AcquiredSlot& slot);
+  void Remove(const ShardName& name);
+  Status SealOnce(Shard& shard, int64_t unix_ms);
   void ApplyCommitted(Shard& shard);
 
   SlotPool& pool_;

@@ -57,6 +57,12 @@ inline constexpr uint64_t kSlotBytesMultiple = 4 * kKiB;
 inline constexpr uint64_t kHugePageBytes = 2 * kMiB;
 // Data bytes of a slot that can hold `size_bytes`; at least one page.
 uint64_t SlotDataBytes(uint64_t size_bytes);
+// Of its control page: whole small pages.
+uint64_t ControlMemoryBytes(const SlotGeometry& geometry);
+// What a slot costs of the budget.
+inline uint64_t SlotFootprintBytes(const SlotGeometry& geometry) {
+  return geometry.size_bytes + ControlMemoryBytes(geometry);
+}
 
 // Memory files that nobody can shrink or grow, on huge pages where enough are free.
 std::unique_ptr<SlotMemoryFactory> MakeMemfdSlotMemoryFactory();

@@ -18,6 +18,8 @@
 
 namespace backstay::store {
 
+inline constexpr uint32_t kReservationSlotsMax = 1024;  // Far above any retention.
+
 // What memory is promised for.
 enum class Purpose : uint8_t {
   kOwn,     // Saves of a local trainer.
@@ -85,7 +87,7 @@ class SlotPool {
     NodeId node;                        // For messages.
     uint64_t repair_reserve_bytes = 0;  // Of the budget, not for kOwn and kHeld.
   };
-  // All references outlive the pool.
+  // All references outlive the pool and the work that it has given to `offload`.
   SlotPool(Options options, Executor& executor, Offload offload, SlotMemoryFactory& factory,
            const MemoryBudget& budget);
   ~SlotPool();
@@ -95,11 +97,13 @@ class SlotPool {
   // Promises memory; `done` runs when all of it is there and touched.
   void Reserve(ReservationRequest request, Completion<ReservationId> done);
   // Other numbers for the same promise. Slots in use keep their shards and are replaced as they
-  // become free. After an error the reservation is as before.
+  // become free; larger slots than needed stay. When it is refused, nothing has changed; when the
+  // machine has no memory after all, the old numbers hold again. Slots that are too small now and
+  // that a live client has mapped are quarantined until its exit.
   void Resize(ReservationId id, uint64_t slot_bytes, uint32_t slot_count, StatusCompletion done);
   // Ends the promise. Slots in use stay until their shards are given up.
   void Release(ReservationId id);
-  // A snapshot of the request as it stands; none: released or never made.
+  // Its numbers as they stand; none: released or never made.
   std::optional<ReservationRequest> Find(ReservationId id) const;
 
   // A free slot of the reservation, to be filled by `client` or (nothing) by the service; its
@@ -136,22 +140,36 @@ class SlotPool {
  private:
   struct Reservation;
   struct Entry;
-  using SizeClass = std::pair<uint64_t, uint32_t>;  // Data bytes, chunk bytes.
 
   Entry& Get(SlotId id);
-  uint64_t ChargeOf(const Reservation& reservation) const;
-  uint64_t TotalCharge() const;
-  Status Admit(const ReservationRequest& request, uint64_t charge_before,
-               uint64_t charge_after) const;
+  static SlotGeometry GeometryOf(const ReservationRequest& request);
+  static bool Fits(const Slot& slot, const ReservationRequest& request);
+
+  // What a reservation with these numbers counts as: its slots, and what it is still to get.
+  uint64_t ChargeOf(const Reservation& reservation, const ReservationRequest& request) const;
+  // All reservations, and slots in use without one, by purpose.
+  struct Charges;
+  Charges CurrentCharges() const;
+  // Whether the budget allows `reservation` (if any) to change to `request`.
+  Status Admit(const ReservationRequest& request, const Reservation* reservation) const;
+
+  // Brings the reservation one step closer to its numbers. Safe to call at any time: the first
+  // try, growing and replacing lost slots are the same code.
   void Fill(ReservationId id);
+  void FillAll();
   bool TakeSpare(ReservationId id, Reservation& reservation);
   void StartCreating(ReservationId id, Reservation& reservation);
-  void OnCreated(ReservationId id, SizeClass size_class,
+  void OnCreated(ReservationId id, uint64_t footprint_bytes,
                  Result<std::unique_ptr<SlotMemory>> memory);
+  void OnFillFailed(ReservationId id, const Status& status);
   void FinishWaiting(Reservation& reservation, const Status& status);
+
+  // After a slot's state may have changed: frees it for its reservation, or takes it away.
   void AfterChange(SlotId id);
+  void Attach(Entry& entry, ReservationId id, Reservation& reservation);
   void Detach(Entry& entry);
-  uint64_t EvictSpares(uint64_t bytes_min);
+  // Removes spares until at least `bytes_min` are freed or none is left.
+  std::vector<std::shared_ptr<SlotMemory>> RemoveSpares(uint64_t bytes_min);
   void NotifyFree(ReservationId id);
 
   const Options options_;

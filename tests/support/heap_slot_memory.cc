@@ -1,0 +1,50 @@
+#include "tests/support/heap_slot_memory.h"
+
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace backstay::testing {
+
+class HeapSlotMemory : public store::SlotMemory {
+ public:
+  HeapSlotMemory(SlotGeometry geometry, std::shared_ptr<HeapSlotMemoryFactory::Counters> counters)
+      : geometry_(geometry),
+        data_(geometry.size_bytes),
+        control_(store::ControlMemoryBytes(geometry) / sizeof(uint64_t)),
+        counters_(std::move(counters)) {
+    counters_->live_bytes += data_.size();
+    ++counters_->created_count;
+  }
+  ~HeapSlotMemory() override { counters_->live_bytes -= data_.size(); }
+
+  const SlotGeometry& geometry() const override { return geometry_; }
+  std::span<std::byte> data() override { return data_; }
+  std::span<std::byte> control() override {
+    return std::as_writable_bytes(std::span<uint64_t>(control_));
+  }
+  int data_fd() const override { return -1; }
+  int control_fd() const override { return -1; }
+  store::PageKind pages() const override { return store::PageKind::kSmall; }
+  Result<ReadOnlyFds> OpenReadOnly() const override {
+    return Unavailable("slots of the simulation have no descriptors");
+  }
+
+ private:
+  const SlotGeometry geometry_;
+  std::vector<std::byte> data_;
+  std::vector<uint64_t> control_;  // Words, for the alignment of the page's header.
+  const std::shared_ptr<HeapSlotMemoryFactory::Counters> counters_;
+};
+
+Result<std::unique_ptr<store::SlotMemory>> HeapSlotMemoryFactory::Create(
+    const SlotGeometry& geometry) {
+  BACKSTAY_RETURN_IF_ERROR(geometry.Validate());
+  uint64_t left = bytes_left_.load();
+  do {
+    if (left < geometry.size_bytes) return NoSpace("the machine has no memory left");
+  } while (!bytes_left_.compare_exchange_weak(left, left - geometry.size_bytes));
+  return std::unique_ptr<store::SlotMemory>(std::make_unique<HeapSlotMemory>(geometry, counters_));
+}
+
+}  // namespace backstay::testing

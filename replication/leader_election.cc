@@ -72,8 +72,7 @@ Term LeaderElection::term() const {
 
 std::optional<Compare> LeaderElection::TermCondition() const {
   if (!leading()) return std::nullopt;
-  return Compare{
-      .key = key_, .target = Compare::Target::kCreateRevision, .revision = term().value};
+  return Compare{.key = key_, .target = Compare::Target::kCreateRevision, .revision = term().value};
 }
 
 void LeaderElection::Step() {
@@ -99,11 +98,10 @@ void LeaderElection::Campaign() {
   transaction.compares = {{key_, Compare::Target::kCreateRevision, 0},
                           *membership_->SelfCondition()};
   transaction.operations = {{Operation::Kind::kPut, key_, record.SerializeAsString(), lease}};
-  store_->Commit(
-      std::move(transaction), executor_->Now() + options_.call_deadline,
-      lifetime_.Wrap([this, lease, self](const Result<TransactionResult>& result) {
-        OnCampaigned(lease, self, result);
-      }));
+  store_->Commit(std::move(transaction), executor_->Now() + options_.call_deadline,
+                 lifetime_.Wrap([this, lease, self](const Result<TransactionResult>& result) {
+                   OnCampaigned(lease, self, result);
+                 }));
 }
 
 void LeaderElection::OnCampaigned(LeaseId lease, const Leader& self,

@@ -266,10 +266,10 @@ void Membership::OnRenewed(Instant sent, const Status& status) {
 void Membership::SetLeaseEnd(Instant end) {
   lease_end_ = end;
   executor_->CancelTimer(end_timer_);
-  end_timer_ = executor_->RunAt(end, InSession([this] {
-                                  LoseLease(Unavailable("node " + node_.value +
-                                                        " could not renew its lease in time"));
-                                }));
+  end_timer_ = executor_->RunAt(
+      end, InSession([this] {
+        LoseLease(Unavailable("node " + node_.value + " could not renew its lease in time"));
+      }));
 }
 
 void Membership::LoseLease(Status why) {

@@ -116,7 +116,7 @@ class Membership {
 
   MembershipState state_ = MembershipState::kJoining;
   Status why_not_in_;
-  uint64_t session_ = 0;        // Counts leases that were given up.
+  uint64_t session_ = 0;          // Counts leases that were given up.
   LeaseId old_lease_ = kNoLease;  // To be ended before this node joins again.
   LeaseId lease_ = kNoLease;
   Instant lease_end_;

@@ -9,3 +9,10 @@ backstay_library(metadata
     metadata_keys.cc metadata_sqlite.cc metadata_sqlite_file.cc metadata_watch.cc
     node_record.cc
   LINK backstay_base backstay_metadata_proto SQLite::SQLite3)
+
+# Serving it to other services, and reaching it there.
+backstay_proto(metadata_service_proto GRPC PROTOS metadata.proto)
+
+backstay_library(metadata_grpc
+  SOURCES metadata_grpc_client.cc metadata_grpc_service.cc metadata_wire.cc
+  LINK backstay_metadata backstay_metadata_service_proto)

@@ -55,7 +55,8 @@ Result<std::string> UnescapeName(std::string_view escaped) {
       name += escaped[i];
       continue;
     }
-    if (escaped[i] != '%' || i + 2 >= escaped.size()) return Corrupt("an escaped name is malformed");
+    if (escaped[i] != '%' || i + 2 >= escaped.size())
+      return Corrupt("an escaped name is malformed");
     const int high = DigitValue(escaped[i + 1]);
     const int low = DigitValue(escaped[i + 2]);
     if (high > 0xf || low > 0xf) return Corrupt("an escaped name is malformed");

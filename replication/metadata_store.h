@@ -92,9 +92,9 @@ class MetadataStore {
   virtual void Range(std::string prefix, Deadline deadline, Completion<RangeResult> done) = 0;
   // As Range(), but answers only once some key under `prefix` was written or deleted after revision
   // `after`, or at `deadline` with the unchanged state. The caller loops: changes may be folded
-  // together, none is missed. It may answer early, unchanged, when the store no longer remembers
-  // what happened since `after` (it keeps the last kMetadataChangesKept changes, and none across a
-  // restart).
+  // together, none is missed. It may answer early, unchanged: when it limits how
+  // long one wait lasts, or no longer remembers what happened since `after` (it keeps the last
+  // kMetadataChangesKept changes, and none across a restart).
   virtual void WaitForChange(std::string prefix, Revision after, Deadline deadline,
                              Completion<RangeResult> done) = 0;
   // A lease that ends `ttl` (kLeaseTtlMin to kLeaseTtlMax) after its last renewal, or later: a

@@ -29,8 +29,8 @@ void MetadataWatch::Start() { Ask(); }
 
 void MetadataWatch::Ask() {
   const Instant now = executor_->Now();
-  auto answered = lifetime_.Wrap(
-      [this, now](const Result<RangeResult>& answer) { OnAnswer(now, answer); });
+  auto answered =
+      lifetime_.Wrap([this, now](const Result<RangeResult>& answer) { OnAnswer(now, answer); });
   if (!read_once_) {
     store_->Range(prefix_, now + options_.answer_slack, std::move(answered));
   } else {

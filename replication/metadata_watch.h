@@ -27,7 +27,7 @@ class RetryDelay {
 };
 
 struct MetadataWatchOptions {
-  Duration poll = std::chrono::seconds(10);  // The state is confirmed at least this often.
+  Duration poll = std::chrono::seconds(10);         // The state is confirmed at least this often.
   Duration answer_slack = std::chrono::seconds(2);  // For an answer to travel, beyond its wait.
   Duration retry_min = std::chrono::milliseconds(50);
   Duration retry_max = std::chrono::seconds(1);

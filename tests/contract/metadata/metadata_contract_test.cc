@@ -421,7 +421,8 @@ TEST_P(MetadataContract, AnotherStoreInItsPlaceIsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(AllStores, MetadataContract,
                          ::testing::Values(MetadataBackendFactory{"Memory", MakeMemoryBackend},
-                                           MetadataBackendFactory{"Embedded", MakeEmbeddedBackend}),
+                                           MetadataBackendFactory{"Embedded", MakeEmbeddedBackend},
+                                           MetadataBackendFactory{"Grpc", MakeGrpcBackend}),
                          [](const auto& instance) { return instance.param.name; });
 
 }  // namespace

@@ -103,10 +103,10 @@ class [[nodiscard]] Result {
 };
 
 // Returns the error of `expression` (a Status) from the enclosing function.
-#define BACKSTAY_RETURN_IF_ERROR(expression)                                    \
-  do {                                                                          \
-    if (::backstay::Status backstay_error = (expression); !backstay_error.ok()) \
-      return backstay_error;                                                    \
+#define BACKSTAY_RETURN_IF_ERROR(expression)                                        \
+  do {                                                                              \
+    if (::backstay::Status backstay_status_ = (expression); !backstay_status_.ok()) \
+      return backstay_status_;                                                      \
   } while (false)
 
 #define BACKSTAY_CONCAT_INNER(a, b) a##b

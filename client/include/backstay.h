@@ -224,8 +224,8 @@ typedef struct backstay_begin_options {
 BACKSTAY_API int backstay_begin(backstay_client* client, const backstay_begin_options* options,
                                 backstay_save** save, backstay_error* error);
 /* Adds a tensor. Its data is borrowed, and must not change, from backstay_save_start_copy() until a
- * wait for its copy has returned BACKSTAY_OK, or the save was abandoned or destroyed, which wait
- * for the copy threads. */
+ * wait for its copy has returned anything but BACKSTAY_DEADLINE, or the save was abandoned or
+ * destroyed: all of them return only when no copy thread reads the data any more. */
 BACKSTAY_API int backstay_save_add_tensor(backstay_save* save, const backstay_tensor* tensor,
                                           backstay_error* error);
 /* Adds a small piece of state (random generator, data loader). Copied here. */

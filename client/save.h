@@ -1,0 +1,98 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/hash.h"
+#include "base/status.h"
+#include "client/contents.h"
+#include "client/copy_engine.h"
+#include "client/wire.h"
+
+namespace backstay::client {
+
+class Client;
+
+// One save of one step: building, copying, sealing, then what the service says of it. A stage is
+// only reached through all before it; a save that failed stays failed.
+//
+// Thread:  building (Add*, StartCopy) on one thread at a time; the rest from any. On* on the I/O
+//          thread.
+// Memory:  borrows tensors' data from StartCopy() until Wait(kCopied) returned anything but
+//          kDeadline, or the save was abandoned. Owns copies of blobs.
+class Save : public std::enable_shared_from_this<Save> {
+ public:
+  enum class Stage { kBuilding, kCopying, kSealing, kSealed, kProtected, kCommitted };
+  struct Stats {
+    local::SnapshotRef snapshot;
+    uint64_t used_bytes = 0;
+    uint64_t copy_ns = 0;
+    uint64_t begin_ns = 0;
+    uint64_t waited_ns = 0;
+    Hash128 digest;
+  };
+
+  Save(std::shared_ptr<Client> client, local::SnapshotRef snapshot, uint64_t slot_id,
+       std::shared_ptr<const MappedSlot> slot, bool sound_later, uint64_t begin_ns);
+
+  Status AddTensor(TensorSpec spec, const void* data, std::span<const int64_t> strides);
+  Status AddBlob(std::string name, std::string_view bytes);
+  Status AddTag(std::string name, std::string value);
+  Status StartCopy(uint32_t thread_count);
+
+  // Waits for kSealed, kProtected or kCommitted; WaitCopied() for the copy of `group`.
+  Status Wait(Stage stage, TimePoint deadline);
+  Status WaitCopied(uint32_t group, TimePoint deadline);
+  Status StepIsSound();
+  Status Abandon();
+  // The handle goes: abandons what is not copied yet.
+  void Release();
+  Stats GetStats() const;
+
+  const local::SnapshotRef& snapshot() const { return snapshot_; }
+
+  // What the service says.
+  void OnReached(Stage stage);
+  void OnFailed(const Status& why);
+  // The generation is over: fails what is not sealed.
+  void OnFenced(const Status& why);
+  void OnServiceLost(const Status& why);
+  // The service is back: asks it what became of this save.
+  void OnServiceBack();
+
+ private:
+  void SealWhenCopied();
+  void OnSealReply(Result<Reply> reply);
+  void OnQueryReply(Result<Reply> reply);
+  Status Building() const;
+  std::string Name() const;
+
+  const std::shared_ptr<Client> client_;
+  const local::SnapshotRef snapshot_;
+  const uint64_t slot_id_;
+  const std::shared_ptr<const MappedSlot> slot_;
+  const bool sound_later_;
+
+  // Of the building thread.
+  Contents contents_;
+  std::vector<CopyPiece> pieces_;
+  std::deque<std::string> blobs_;  // Stable addresses: pieces borrow them.
+
+  mutable std::mutex mutex_;  // Protects what follows; never held while a message is sent.
+  std::condition_variable changed_;
+  Stage stage_ = Stage::kBuilding;
+  Status failed_;              // Not ok: nothing more will come.
+  Status away_;                // Not ok: the service is away, its word may still come.
+  bool slot_is_gone_ = false;  // The service that had it went away: its number means nothing now.
+  std::shared_ptr<CopyJob> job_;
+  TimePoint copy_started_;
+  Stats stats_;
+};
+
+}  // namespace backstay::client

@@ -280,10 +280,11 @@ Result<Frame> Lane::ReceiveFrame() {
   while (true) {
     const auto bytes =
         std::span<const std::byte>(input_).subspan(input_begin_, input_end_ - input_begin_);
-    BACKSTAY_ASSIGN_OR_RETURN(std::optional<DecodedFrame> decoded, DecodeFrame(bytes));
-    if (decoded.has_value()) {
-      input_begin_ += decoded->frame_bytes;
-      return std::move(decoded->frame);
+    Result<std::optional<DecodedFrame>> decoded = DecodeFrame(bytes);
+    if (!decoded.ok()) return Broken(decoded.status().message());
+    if (decoded->has_value()) {
+      input_begin_ += (*decoded)->frame_bytes;
+      return std::move((*decoded)->frame);
     }
     std::memmove(input_.data(), bytes.data(), bytes.size());
     input_begin_ = 0;

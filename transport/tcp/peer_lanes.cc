@@ -160,21 +160,22 @@ std::optional<Grant> PeerLanes::TakeRelease() {
 
 void PeerLanes::OnReadEnd(LaneState* lane, LaneReadResult result) {
   {
-    const std::lock_guard lock(mutex_);
-    const LaneRead read = std::move(lane->reads.front());
-    lane->reads.pop_front();
-    BACKSTAY_CHECK(result.outcomes.size() <= read.run.chunk_count, "a read reports its own chunks");
-    const auto begin = static_cast<std::ptrdiff_t>(read.run.first_chunk);
-    PullResult& whole = read.pull->result;
-    std::copy(result.outcomes.begin(), result.outcomes.end(), whole.chunks.begin() + begin);
-    std::copy(result.hashes.begin(), result.hashes.end(), whole.hashes.begin() + begin);
-    --read.pull->reads_outstanding;
-    // Its other reads are answered soon, in order, so the lanes stay open.
-    if (!result.status.ok()) EndLocked(read.pull, result.status);
-    CompleteIfOver(read.pull);
+    // First, so that who sees the pull's completion sees its bytes counted.
+    const std::lock_guard counters_lock(counters_->mutex);
+    counters_->bytes_read[owner_.node] += result.bytes;
   }
-  const std::lock_guard lock(counters_->mutex);
-  counters_->bytes_read[owner_.node] += result.bytes;
+  const std::lock_guard lock(mutex_);
+  const LaneRead read = std::move(lane->reads.front());
+  lane->reads.pop_front();
+  BACKSTAY_CHECK(result.outcomes.size() <= read.run.chunk_count, "a read reports its own chunks");
+  const auto begin = static_cast<std::ptrdiff_t>(read.run.first_chunk);
+  PullResult& whole = read.pull->result;
+  std::copy(result.outcomes.begin(), result.outcomes.end(), whole.chunks.begin() + begin);
+  std::copy(result.hashes.begin(), result.hashes.end(), whole.hashes.begin() + begin);
+  --read.pull->reads_outstanding;
+  // Its other reads are answered soon, in order, so the lanes stay open.
+  if (!result.status.ok()) EndLocked(read.pull, result.status);
+  CompleteIfOver(read.pull);
 }
 
 void PeerLanes::OnConnected(LaneState* lane, int socket) {

@@ -45,6 +45,7 @@ constexpr ControlGroupFiles kVersion1 = {"/sys/fs/cgroup/memory", "/memory.limit
 // the host's and not exist here; the mount's root is then the container's own group.
 std::optional<uint64_t> LeftIn(const ControlGroupFiles& files, const std::string& root,
                                std::string path) {
+  if (!path.starts_with('/')) path.clear();
   std::optional<uint64_t> least;
   for (;;) {
     const std::string group = root + files.mount + path;

@@ -11,7 +11,7 @@ namespace backstay::store {
 
 namespace {
 
-// "3 slots of 512.0 MiB (2 versions kept + 1) = 1.5 GiB".
+// "3 slots of 512.0 MiB (2 kept + 1) = 1.5 GiB with control pages".
 std::string SumText(const ReservationRequest& request) {
   const bool keeps_versions =
       (request.purpose == Purpose::kOwn || request.purpose == Purpose::kHeld) &&
@@ -20,7 +20,9 @@ std::string SumText(const ReservationRequest& request) {
   return std::to_string(request.slot_count) +
          (request.slot_count == 1 ? " slot of " : " slots of ") + FormatBytes(slot_bytes) +
          (keeps_versions ? " (" + std::to_string(request.slot_count - 1) + " kept + 1)" : "") +
-         " = " + FormatBytes(slot_bytes * request.slot_count);
+         " = " +
+         FormatBytes(SlotFootprintBytes({slot_bytes, request.chunk_bytes}) * request.slot_count) +
+         " with control pages";
 }
 
 Status CheckNumbers(const ReservationRequest& request) {

@@ -33,7 +33,7 @@ struct BenchOptions {
   uint32_t chunk_kib = 1024;
   uint32_t lanes = 2;
   int repeat = 5;
-  uint32_t send_buffer_kib = 0;
+  uint32_t send_buffer_kib = kSendBufferBytes / kKiB;
   uint32_t receive_buffer_kib = 0;
   bool iperf3 = false;
 };

@@ -41,7 +41,8 @@ struct Region {
 enum class ChunkOutcome : uint8_t {
   kNotRead,   // The pull ended before it.
   kVerified,  // In the target, and its hash is the expected one.
-  kMismatch,  // Read, but its hash differs: rewritten since, or damaged.
+  kMismatch,  // Read, but its hash differs: rewritten since, or damaged. Counts against the replica
+              // only when the pull ended ok: then the grant was still valid after the read.
 };
 
 // A contiguous run of chunks to read and verify.
@@ -59,7 +60,7 @@ struct PullRequest {
 struct PullResult {
   Status status;  // Ok when every chunk was read (verified or mismatching). Else why it ended.
   std::vector<ChunkOutcome> chunks;  // One for each chunk, also after an error.
-  std::vector<Hash128> hashes;       // Of the chunks that were read.
+  std::vector<Hash128> hashes;       // One for each chunk; zero where none was read.
 };
 
 using PullCompletion = std::function<void(PullResult)>;
@@ -70,12 +71,12 @@ using PullId = uint64_t;
 //
 // Thread:  every method and every completion runs on the owning executor.
 // Memory:  borrows `target` until its completion has run, also after cancel or deadline: the
-// completion runs only when
-//          the transport can no longer write there.
+//          completion runs only when the transport can no longer write there.
 // Failure: kStale when the grant has ended, kUnavailable when the peer is gone, kDeadline when the
-// deadline passed,
-//          kPermission when the key was not accepted, kInvalidArgument for a range outside of the
-//          grant. A failed pull may have written part of `target`.
+//          deadline passed, kPermission when the key was not accepted, kInvalidArgument for a range
+//          outside of the grant. A failed pull may have written part of `target`. Destroying the
+//          puller ends all pulls (kUnavailable); their completions run on the executor afterwards,
+//          so it must outlive them.
 class Puller {
  public:
   virtual ~Puller() = default;
@@ -92,10 +93,9 @@ class Puller {
 
 // Lets peers read regions of this node's memory.
 //
-// Thread: the owning executor.
-// Memory: a region must stay mapped and unchanged (or, unsealed, at least mapped) until its grant
-// has *ended*: the
-//         moment `on_ended` runs. Destroying the exporter ends all grants.
+// Thread:  the owning executor.
+// Memory:  a region must stay mapped and unchanged (or, unsealed, at least mapped) until its grant
+//          has *ended*: the moment `on_ended` runs. Destroying the exporter ends all grants.
 class Exporter {
  public:
   virtual ~Exporter() = default;
@@ -106,7 +106,7 @@ class Exporter {
   virtual Grant Export(Region region, Deadline expiry, std::function<void()> on_ended) = 0;
   // Starts to end a grant; reads under it get kStale. An ended grant is ignored.
   virtual void Revoke(GrantId id) = 0;
-  // Reads in flight, for status.
+  // Bytes of all regions that were given to readers so far, for status.
   virtual uint64_t BytesServed() const = 0;
 };
 

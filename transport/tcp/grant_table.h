@@ -15,7 +15,8 @@ namespace backstay::transport {
 
 // A region that may be read, and the count of reads that touch it at this moment.
 //
-// Thread:  any. Memory: the region is touched only between a Begin() that said yes and its End().
+// Thread:  any.
+// Memory:  the region is touched only between a Begin() that said yes and its End().
 class ServedRegion {
  public:
   ServedRegion(GrantId id, Region region, std::string key, Executor* executor,

@@ -21,9 +21,10 @@ inline constexpr uint64_t kReceivePieceBytes = 1 * kMiB;
 // The reader's end of one connection: asks for chunks ahead, receives them straight into the target
 // and hashes each while it is in this core's cache.
 //
-// Thread:  its own, which Run() is. Memory: owns the socket; writes only into targets of reads it
-// has taken. Failure: any error closes the connection; its reads fail or are asked for again, as
-// PeerLanes decides.
+// Thread:  its own, which Run() is.
+// Memory:  owns the socket; writes only into targets of reads it has taken.
+// Failure: any error closes the connection; its reads fail or are asked for again, as PeerLanes
+//          decides.
 class Lane {
  public:
   Lane(PeerLanes* peer, PeerLanes::LaneState* state) : peer_(peer), state_(state) {}

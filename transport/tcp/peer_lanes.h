@@ -97,11 +97,12 @@ struct LaneOptions {
 // lane takes the next few chunks of the next pull in turn.
 //
 // Thread:  Add(), End(), Release() and the destructor: the executor. The methods for lanes: the
-// lane's thread. Memory:  a lane writes into a pull's target only while it has a read of it;
-// `complete` is called when no lane has. Failure: a pull that ends early closes the lanes that read
-// for it, because that is the one way to be sure, at once,
-//          that nothing is written any more; reads of other pulls on such a lane are asked for
-//          again on a new one.
+//          lane's thread.
+// Memory:  a lane writes into a pull's target only while it has a read of it; `complete` is called
+//          when no lane has.
+// Failure: a pull that ends early closes the lanes that read for it, because that is the one way to
+//          be sure, at once, that nothing is written any more; reads of other pulls on such a lane
+//          are asked for again on a new one.
 class PeerLanes {
  public:
   // State of a lane that others may look at; guarded by `mutex_` except for `wake`.

@@ -58,7 +58,8 @@ struct ServeContext {
 // pages until the peer has acknowledged them, and gained nothing where it was measured:
 // docs/formats/data_plane.md.)
 //
-// Thread:  one serving thread. Memory: owns its socket.
+// Thread:  one serving thread.
+// Memory:  owns its socket.
 // Failure: an error of any method means: close it. Every limit is checked before memory is taken.
 class ServedConnection {
  public:

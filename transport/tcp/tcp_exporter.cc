@@ -146,7 +146,9 @@ void TcpExporter::Adopt(Server* server, UniqueFd fd, const std::string& peer_add
   // Without these two it only runs slower, so a kernel that refuses is not worth an error.
   (void)SetNoDelay(number);
   if (options_.send_buffer_bytes > 0) {
-    (void)SetBufferBytes(number, static_cast<int>(options_.send_buffer_bytes), 0);
+    // Not SetBufferBytes(): the receiving side, a few requests, stays as the kernel has it.
+    const int bytes = static_cast<int>(options_.send_buffer_bytes);
+    setsockopt(number, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
   }
   auto connection = std::make_unique<ServedConnection>(std::move(fd), peer_address, &context_,
                                                        &server->random, server->loop.Now());

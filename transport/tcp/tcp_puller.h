@@ -43,15 +43,14 @@ struct TcpPullerStats {
 // Pulls over TCP: PeerLanes for each start of each peer, frames as in docs/formats/data_plane.md.
 //
 // Thread:  the owning executor, Stats() any. Lanes have threads of their own, which receive and
-// hash. Memory:  as Puller says: lanes write straight into the targets, and a pull that ends early
-// closes the lanes that read
-//          for it before it completes.
+//          hash.
+// Memory:  as Puller says: lanes write straight into the targets, and a pull that ends early closes
+//          the lanes that read for it before it completes.
 // Failure: one refused or broken connection fails the pulls that depended on it at once, so that
-// their callers go to
-//          another source. Only an idle connection that turns out to be dead is replaced silently,
-//          once. The destructor ends all pulls, waits for the lanes, and posts the completions
-//          (kUnavailable): they run on the executor, which must outlive them, after the puller is
-//          gone.
+//          their callers go to another source. Only an idle connection that turns out to be dead is
+//          replaced silently, once. The destructor ends all pulls, waits for the lanes, and posts
+//          the completions (kUnavailable): they run on the executor, which must outlive them, after
+//          the puller is gone.
 class TcpPuller : public Puller {
  public:
   TcpPuller(Executor* executor, TcpPullerOptions options);

@@ -14,7 +14,7 @@ namespace backstay::transport {
 // A TCP relay between readers and an owner, which can fall silent after a number of bytes and break
 // all connections: what a network does to a transfer, at a moment that the test chooses.
 //
-// Thread: the test's; a thread of its own relays.
+// Thread:  the test's; a thread of its own relays.
 class LossyRelay {
  public:
   explicit LossyRelay(const std::string& target_address);

@@ -45,9 +45,9 @@ TEST_P(PullEnding, ARevokedGrantEndsAndIsStale) {
   EXPECT_THAT(result.chunks, Each(ChunkOutcome::kNotRead));
 }
 
-// Method: the reader's network is stuck in the middle of a pull. The grant must end although nobody
-// takes the bytes; what
-//         the region holds after that must never be taken for its content.
+// Method:  the reader's network is stuck in the middle of a pull. The grant must end although
+//          nobody takes the bytes; what the region holds after that must never be taken for its
+//          content.
 TEST_P(PullEnding, ARevokeDuringAReadNeitherWaitsForTheReaderNorShowsItLaterBytes) {
   Served& served = Serve(kLargeBytes);
   PullRequest request = RequestFor(served);

@@ -46,9 +46,9 @@ struct SimNetworkCounters {
 //
 // Thread:  the executor of all nodes; nothing here knows another thread.
 // Memory:  chunks are copied at the simulated moment of their arrival; a region or target is
-// touched at no other time. Failure: a node that is down refuses at once (after one latency). A
-// partitioned or stalled one is silent: pulls wait,
-//          go on if it heals, and end kUnavailable after `stall_timeout`.
+//          touched at no other time.
+// Failure: a node that is down refuses at once (after one latency). A partitioned or stalled one is
+//          silent: pulls wait, go on if it heals, and end kUnavailable after `stall_timeout`.
 class SimNetworkTransport {
  public:
   SimNetworkTransport(Executor* executor, Random* random, SimNetworkOptions options = {});

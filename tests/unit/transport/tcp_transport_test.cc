@@ -230,9 +230,8 @@ TEST_F(TcpTransport, WhoGuessesKeysIsCutOff) {
   EXPECT_TRUE(peer.AtEnd());
 }
 
-// Method: one connection asks for as much as it may and takes nothing; another pull of the same
-// region, by more lanes
-//         than there are serving threads, must not notice.
+// Method:  one connection asks for as much as it may and takes nothing; another pull of the same
+//          region, by more lanes than there are serving threads, must not notice.
 TEST_F(TcpTransport, AReaderThatTakesNothingDelaysNobody) {
   exporter_options_.serving_thread_count = 1;
   StartExporter();
@@ -278,8 +277,8 @@ TEST_F(TcpTransport, APullLivesWithFewerLanesThanItWants) {
   EXPECT_TRUE(result.status.ok()) << result.status;
 }
 
-// Method: an impostor at the owner's address answers well-formed frames and knows everything but
-// the key.
+// Method:  an impostor at the owner's address answers well-formed frames and knows everything but
+//          the key.
 TEST_F(TcpTransport, DataOfAnOwnerThatDoesNotKnowTheKeyIsNotTaken) {
   RawOwner impostor([](RawPeer peer) {
     Nonce reader_nonce;
@@ -310,8 +309,8 @@ TEST_F(TcpTransport, DataBeforeTheProofIsNotTaken) {
   EXPECT_THAT(target_, Each(std::byte{0}));
 }
 
-// Method: an owner that knows the key and then answers wrongly, in each way that the reader must
-// notice.
+// Method:  an owner that knows the key and then answers wrongly, in each way that the reader must
+//          notice.
 TEST_F(TcpTransport, WrongAnswersFailThePull) {
   const auto code_after = [this](const std::function<void(RawPeer*)>& answer) {
     RawOwner owner([&](RawPeer peer) {

@@ -1,5 +1,6 @@
 #include "tests/support/heap_slot_memory.h"
 
+#include <iterator>
 #include <new>
 #include <utility>
 #include <vector>
@@ -14,9 +15,15 @@ class HeapSlotMemory : public store::SlotMemory {
         control_(store::ControlMemoryBytes(geometry) / sizeof(uint64_t)),
         counters_(std::move(counters)) {
     counters_->live_bytes += data_.size();
-    ++counters_->created_count;
+    number_ = ++counters_->created_count;
+    const std::lock_guard lock(counters_->mutex);
+    counters_->live[number_] = data_;
   }
-  ~HeapSlotMemory() override { counters_->live_bytes -= data_.size(); }
+  ~HeapSlotMemory() override {
+    counters_->live_bytes -= data_.size();
+    const std::lock_guard lock(counters_->mutex);
+    counters_->live.erase(number_);
+  }
 
   const SlotGeometry& geometry() const override { return geometry_; }
   std::span<std::byte> data() override { return data_; }
@@ -35,6 +42,7 @@ class HeapSlotMemory : public store::SlotMemory {
   std::vector<std::byte> data_;
   std::vector<uint64_t> control_;  // Words, for the alignment of the page's header.
   const std::shared_ptr<HeapSlotMemoryFactory::Counters> counters_;
+  uint64_t number_ = 0;
 };
 
 Result<std::unique_ptr<store::SlotMemory>> HeapSlotMemoryFactory::Create(
@@ -45,6 +53,16 @@ Result<std::unique_ptr<store::SlotMemory>> HeapSlotMemoryFactory::Create(
     if (left < geometry.size_bytes) return NoSpace("the machine has no memory left");
   } while (!bytes_left_.compare_exchange_weak(left, left - geometry.size_bytes));
   return std::unique_ptr<store::SlotMemory>(std::make_unique<HeapSlotMemory>(geometry, counters_));
+}
+
+bool HeapSlotMemoryFactory::FlipBit(uint64_t choice) {
+  const std::lock_guard lock(counters_->mutex);
+  if (counters_->live.empty()) return false;
+  auto slot = counters_->live.begin();
+  std::advance(slot, static_cast<std::ptrdiff_t>(choice % counters_->live.size()));
+  const uint64_t bit = (choice / counters_->live.size()) % (slot->second.size() * 8);
+  slot->second[bit / 8] ^= static_cast<std::byte>(1u << (bit % 8));
+  return true;
 }
 
 }  // namespace backstay::testing

@@ -2,7 +2,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <span>
 
 #include "store/slot_memory.h"
 
@@ -22,12 +25,17 @@ class HeapSlotMemoryFactory : public store::SlotMemoryFactory {
   // Data bytes of the memory that exists now; outlives slots that are kept elsewhere.
   uint64_t live_bytes() const { return counters_->live_bytes; }
   uint64_t created_count() const { return counters_->created_count; }
+  // A bit of some slot's data, chosen by `choice`, turns over, as memory does. False: there is no
+  // slot.
+  bool FlipBit(uint64_t choice);
 
  private:
   friend class HeapSlotMemory;
   struct Counters {
     std::atomic<uint64_t> live_bytes = 0;
     std::atomic<uint64_t> created_count = 0;
+    std::mutex mutex;                               // Guards what follows.
+    std::map<uint64_t, std::span<std::byte>> live;  // By the order of their making.
   };
   const std::shared_ptr<Counters> counters_;
   std::atomic<uint64_t> bytes_left_ = UINT64_MAX;

@@ -27,34 +27,8 @@ esac
 
 "$root/tools/setup.sh"
 
+"$root/tools/build.sh" "$preset"
 build="$root/build/$preset"
-mkdir -p "$build"
-log="$build/test.sh.log"
-
-# As many compilers as there are processors, and no more than memory holds: gRPC's headers take one up to 1.2 GiB.
-jobs="$(nproc)"
-available_kib="$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)"
-by_memory=$((available_kib / (1200 * 1024)))
-if [ "$by_memory" -lt 1 ]; then by_memory=1; fi
-if [ "$jobs" -gt "$by_memory" ]; then jobs="$by_memory"; fi
-
-fail() {
-  cat "$log" >&2
-  echo "test: $1" >&2
-  exit 1
-}
-
-echo "test: building (preset $preset, $jobs at a time)"
-(cd "$root" && cmake --preset "$preset") > "$log" 2>&1 || fail "could not configure"
-if [ -t 1 ]; then
-  # Ninja's own counter, on one line.
-  ninja -C "$build" -j "$jobs" 2>&1 | tee "$log" | while IFS= read -r line; do
-    case "$line" in \[*) printf '\r\033[K%.*s' "${COLUMNS:-100}" "$line" ;; esac
-  done || { printf '\r\033[K'; fail "could not build"; }
-  printf '\r\033[K'
-else
-  ninja -C "$build" -j "$jobs" > "$log" 2>&1 || fail "could not build"
-fi
 
 # Says what did not run and why: ctest's list of skipped tests, with the reason that each printed. A test skips itself
 # only where the machine lacks something that it names.

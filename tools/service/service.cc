@@ -87,9 +87,8 @@ Service::~Service() {
 
 Status Service::OpenMetadata() {
   if (!config_.serve_metadata) {
-    auto channel = grpc::CreateCustomChannel(config_.metadata_address, credentials_.channel,
-                                             replication::PeerChannelArguments());
-    remote_metadata_ = std::make_unique<replication::GrpcMetadataStore>(&loop_, std::move(channel));
+    remote_metadata_ = std::make_unique<replication::GrpcMetadataStore>(
+        &loop_, config_.metadata_address, credentials_.channel, StoreId());
     metadata_ = remote_metadata_.get();
     return Status::Ok();
   }
@@ -98,7 +97,8 @@ Status Service::OpenMetadata() {
   if (error) return InvalidArgument("--data-dir " + config_.data_dir + ": " + error.message());
   BACKSTAY_ASSIGN_OR_RETURN(embedded_, replication::OpenEmbeddedMetadataStore(
                                            {.directory = config_.data_dir}, &random_, &loop_));
-  metadata_service_ = std::make_unique<replication::MetadataGrpcService>(embedded_.get(), &loop_);
+  metadata_service_ = std::make_unique<replication::MetadataGrpcService>(&loop_, embedded_.get(),
+                                                                         embedded_->store_id());
   metadata_ = embedded_.get();
   return Status::Ok();
 }
@@ -272,7 +272,7 @@ void Service::CloseDoors() {
   metrics_.reset();
   if (peer_service_) peer_service_->FailPending();
   if (admin_service_) admin_service_->FailPending();
-  if (metadata_service_) metadata_service_->FailPending();
+  if (metadata_service_) metadata_service_->Stop();
   if (control_server_) {
     control_server_->Shutdown(std::chrono::system_clock::now());
     control_server_->Wait();

@@ -9,6 +9,7 @@
 #include "base/event_loop.h"
 #include "base/random.h"
 #include "base/worker_pool.h"
+#include "replication/metadata_grpc.h"
 #include "replication/metadata_sqlite.h"
 #include "replication/metadata_store.h"
 #include "replication/peer_grpc.h"
@@ -22,10 +23,6 @@
 #include "tools/service/session_server.h"
 #include "transport/tcp/tcp_exporter.h"
 #include "transport/tcp/tcp_puller.h"
-
-namespace backstay::replication {
-class MetadataGrpcService;
-}  // namespace backstay::replication
 
 namespace backstay::tools {
 

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include "base/check.h"
@@ -94,9 +95,23 @@ void PeerLanes::StartLanes(uint64_t read_count) {
     auto lane = std::make_unique<LaneState>();
     lane->wake.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     LaneState* const state = lane.get();
-    lane->thread = std::thread([this, state] { Lane(this, state).Run(); });
+    try {
+      lane->thread = std::thread([this, state] { Lane(this, state).Run(); });
+    } catch (const std::system_error& error) {
+      OnNoThread(Unavailable(std::string("cannot start a lane's thread: ") + error.what()));
+      return;
+    }
     lanes_.push_back(std::move(lane));
   }
+}
+
+void PeerLanes::OnNoThread(const Status& status) {
+  LogOnce(status);
+  // Fewer lanes than wanted do as well; without any, nobody would ever serve these pulls.
+  if (!lanes_.empty()) return;
+  const auto active = active_;
+  for (const auto& pull : active) EndLocked(pull, status);
+  releases_.clear();
 }
 
 bool PeerLanes::WaitForWork(LaneState* lane) {

@@ -150,6 +150,7 @@ class PeerLanes {
 
  private:
   void StartLanes(uint64_t read_count);
+  void OnNoThread(const Status& status);
   void JoinFinished();
   void FinishLocked(LaneState* lane);
   ChunkRun NextRun(ActivePull* pull);

@@ -78,15 +78,28 @@ Grant TcpExporter::Export(Region region, Deadline expiry, std::function<void()> 
   grant.address = address_;
   grant.key = random_->Bytes(kGrantKeyBytes);
   grant.size_bytes = region.bytes.size();
-  grants_.Add(
-      std::make_shared<ServedRegion>(grant.id, region, grant.key, executor_, std::move(on_ended)));
   if (expiry != kNoDeadline) {
-    executor_->RunAt(expiry, lifetime_.Wrap([this, id = grant.id] { Revoke(id); }));
+    expiry_timers_[grant.id] =
+        executor_->RunAt(expiry, lifetime_.Wrap([this, id = grant.id] { Revoke(id); }));
   }
+  auto ended = [on_ended = std::move(on_ended),
+                forget = lifetime_.Wrap([this, id = grant.id] { ForgetExpiry(id); })]() mutable {
+    forget();
+    on_ended();
+  };
+  grants_.Add(
+      std::make_shared<ServedRegion>(grant.id, region, grant.key, executor_, std::move(ended)));
   return grant;
 }
 
 void TcpExporter::Revoke(GrantId id) { grants_.Revoke(id); }
+
+void TcpExporter::ForgetExpiry(GrantId id) {
+  const auto timer = expiry_timers_.find(id);
+  if (timer == expiry_timers_.end()) return;
+  executor_->CancelTimer(timer->second);
+  expiry_timers_.erase(timer);
+}
 
 uint64_t TcpExporter::BytesServed() const {
   const std::lock_guard lock(stats_mutex_);

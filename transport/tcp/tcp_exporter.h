@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/event_loop.h"
@@ -89,6 +90,7 @@ class TcpExporter : public Exporter {
   TcpExporter(Executor* executor, Random* random, TcpExporterOptions options);
 
   Status Start();
+  void ForgetExpiry(GrantId id);
   // On the first serving thread.
   void AcceptConnections();
   void PauseAccepting();
@@ -105,6 +107,7 @@ class TcpExporter : public Exporter {
   const TcpExporterOptions options_;
   std::string address_;
   GrantId last_id_ = 0;
+  std::unordered_map<GrantId, TimerId> expiry_timers_;  // Of grants that have not ended.
   GrantTable grants_;
   ServeContext context_;
   UniqueFd listener_;

@@ -26,13 +26,16 @@ PullId TcpPuller::Pull(PullRequest request, PullCompletion done) {
   auto pull = std::make_shared<ActivePull>();
   pull->result = EmptyPullResult(request);
   pull->request = std::move(request);
-  // Runs on the executor even when the puller is gone by then.
+  // Runs on the executor even when the puller is gone by then. Moves `done` there: a copy left
+  // behind would be destroyed, with what it captured, on a lane's thread.
   pull->complete = [executor = executor_, done = std::move(done),
-                    forget = lifetime_.Wrap([this, id] { Forget(id); })](PullResult result) {
-    executor->Post([done, forget, result = std::move(result)]() mutable {
-      forget();
-      done(std::move(result));
-    });
+                    forget =
+                        lifetime_.Wrap([this, id] { Forget(id); })](PullResult result) mutable {
+    executor->Post(
+        [done = std::move(done), forget = std::move(forget), result = std::move(result)]() mutable {
+          forget();
+          done(std::move(result));
+        });
   };
   const Status valid = ValidatePullRequest(pull->request);
   if (!valid.ok() || pull->result.chunks.empty()) {

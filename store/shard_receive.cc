@@ -62,6 +62,7 @@ void ShardTable::ChunkReceived(const ShardName& name, uint64_t chunk, const Hash
     Control(shard).Publish(chunk, hash);
   } else {
     shard.received[chunk].reset();
+    Control(shard).Retract(chunk);
   }
 }
 
@@ -128,6 +129,22 @@ Status ShardTable::SealReceived(const ShardName& name) {
   shard.state = ShardState::kSealed;
   pool_.Seal(shard.slot);
   ApplyCommitted(shard);
+  return Status::Ok();
+}
+
+Status ShardTable::ForgetChunk(const ShardName& name, uint64_t chunk) {
+  const auto found = shards_.find(name);
+  if (found == shards_.end()) return NotFound("read a chunk of " + ToString(name) + " again");
+  Shard& shard = *found->second;
+  if (shard.state != ShardState::kReceiving) {
+    return Unavailable("read a chunk of " + ToString(name) + " again: it is " +
+                       std::string(ShardStateName(shard.state)));
+  }
+  if (chunk >= shard.ChunkCount()) {
+    return InvalidArgument(ToString(name) + " has no chunk " + std::to_string(chunk));
+  }
+  shard.received[chunk].reset();
+  Control(shard).Retract(chunk);
   return Status::Ok();
 }
 

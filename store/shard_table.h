@@ -150,6 +150,9 @@ class ShardTable {
   std::vector<uint64_t> MissingChunks(const ShardName& name) const;
   // Every chunk is there and verified: the shard is a replica from here on. kUnavailable: not yet.
   Status SealReceived(const ShardName& name);
+  // The chunk's bytes in the slot were found bad after all: it is missing again. kUnavailable: the
+  // shard is sealed, so it has to be quarantined and received anew.
+  Status ForgetChunk(const ShardName& name, uint64_t chunk);
   // No copy of the chunk can be had: whoever waits on the control page learns it.
   void ChunkFailed(const ShardName& name, uint64_t chunk);
 

@@ -200,6 +200,25 @@ TEST_F(ReceiveTest, WhatDoesNotFitIsRefused) {
   EXPECT_TRUE(BeginReceive().ok()) << "a replica may be received again";
 }
 
+TEST_F(ReceiveTest, ChunkFoundBadByAReaderIsMissingAgain) {
+  const Shard* shard = *BeginReceive();
+  ASSERT_TRUE(peer_.AcceptManifest(Name(10), source_->manifest_bytes, source_->digest).ok());
+  for (uint64_t chunk = 0; chunk < 6; ++chunk) Receive(*shard, chunk);
+  ASSERT_TRUE(peer_.ForgetChunk(Name(10), 3).ok());
+  EXPECT_THAT(peer_.MissingChunks(Name(10)), ElementsAre(3));
+  EXPECT_FALSE(shard->control().IsReady(3));
+  EXPECT_EQ(peer_.ForgetChunk(Name(10), 6).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(peer_.ForgetChunk(Name(99), 0).code(), StatusCode::kNotFound);
+  peer_.ChunkReceived(Name(10), 2, {1, 1});  // Written over with something else.
+  EXPECT_THAT(peer_.MissingChunks(Name(10)), ElementsAre(2, 3));
+  EXPECT_FALSE(shard->control().IsReady(2));
+  peer_.ChunkFailed(Name(10), 2);
+  EXPECT_EQ(shard->control().State(2), ChunkState::kChunkFailed);
+  for (const uint64_t chunk : {2, 3}) Receive(*shard, chunk);
+  ASSERT_TRUE(peer_.SealReceived(Name(10)).ok());
+  EXPECT_EQ(peer_.ForgetChunk(Name(10), 3).code(), StatusCode::kUnavailable);
+}
+
 TEST_F(ReceiveTest, LateReplicaLearnsThatItIsCommitted) {
   const Hash128 root{7, 8};
   peer_.MarkCommitted(JobName("job"), Name(10).snapshot, root);

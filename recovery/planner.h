@@ -11,12 +11,13 @@
 #include "base/status.h"
 #include "replication/job_record.h"
 #include "replication/peer.pb.h"
+#include "replication/trainer_port.h"
 
 namespace backstay::recovery {
 
-// What the ranks of one reconfiguration ask for; the same for all.
-enum class ResumeMode { kAuto = 0, kExact = 1, kFresh = 2, kFork = 3 };  // Numbers as on the wire.
+using replication::ResumeMode;
 
+// What the ranks of one reconfiguration ask for; the same for all.
 struct RestoreRequest {
   ResumeMode mode = ResumeMode::kAuto;
   Step exact_step;          // kExact; kFork: 0 is the newest.
@@ -77,8 +78,9 @@ struct Plan {
 Plan PlanRestore(const PlanInput& input);
 
 // Where the bytes of `base` are, by `inventory`, in rank order: for a decision that is already
-// recorded.
+// recorded. Empty unless every shard was found and they add up to `root`.
 std::vector<replication::wire::ShardSource> SourcesOf(const InventoryView& inventory,
-                                                      const SnapshotId& base);
+                                                      const SnapshotId& base,
+                                                      const std::string& root);
 
 }  // namespace backstay::recovery

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "replication/peer.pb.h"
@@ -30,6 +31,7 @@ struct TrackedShard {
   std::string error;          // Of a save that cannot finish.
   NodeInstance reporter;      // Whose word it is.
   uint32_t live_domains = 0;  // Distinct ones among live holders.
+  bool is_counted = false;    // In its snapshot's protected_count.
 };
 
 // What the leader knows of one snapshot. Counters are kept so that a report costs O(holders) and
@@ -81,17 +83,29 @@ class CommitTracker {
 
   // Every rank of the snapshot's world is there and protected.
   bool IsProtected(const TrackedSnapshot& snapshot) const;
+  // It is sealed and has replica_count + 1 live failure domains.
+  bool IsShardProtected(const TrackedShard& shard) const;
   // The holders of a shard that are alive now.
   std::vector<NodeInstance> LiveHolders(const TrackedShard& shard) const;
 
  private:
   TrackedSnapshot* FindOrAdd(const SnapshotId& id, uint32_t world_size, Instant now);
+  TrackedShard* FindOrAddShard(TrackedSnapshot& snapshot, const ShardId& id, uint32_t rank,
+                               uint32_t world_size);
+  static void SetDigest(TrackedSnapshot& snapshot, const ShardId& id, TrackedShard& shard,
+                        const std::string& digest, uint64_t size_bytes);
+  void AddHolder(TrackedShard& shard, const NodeInstance& holder);
+  uint32_t CountLiveDomains(const TrackedShard& shard) const;
   void Recount(TrackedSnapshot& snapshot, TrackedShard& shard);
+  void RecountAll();
 
   uint32_t replica_count_ = 0;
   LiveDomains live_;
   std::map<SnapshotId, TrackedSnapshot> snapshots_;
 };
+
+// Why the snapshot can never be committed, as far as single reports tell; empty: it may be.
+std::string CannotCommit(const TrackedSnapshot& snapshot);
 
 // What a commit of a protected snapshot needs. O(ranks).
 struct CommitProposal {
@@ -102,9 +116,8 @@ struct CommitProposal {
   std::set<NodeInstance> counted;  // The holders that make it protected.
 };
 
-// kUnavailable: not (yet) protected, or two copies of a rank are missing. kInvalidArgument: it
-// never can be committed: tags differ between ranks, digests conflict, ranks are no permutation, a
-// save failed.
+// kUnavailable: not (yet) protected. kInvalidArgument: it never can be committed: tags differ
+// between ranks, digests conflict, ranks are no permutation, a save failed.
 Result<CommitProposal> ProposeCommit(const CommitTracker& tracker, const TrackedSnapshot& snapshot);
 
 // Hash over all ranks' shard digests, in rank order.

@@ -31,8 +31,15 @@ inline constexpr int kLineageMax = kCommittedMax + 2;
 // input was read at and on the leader's term (RecordWriter). PROTOCOL rules:
 // docs/decisions/job_record.md.
 
+// kInvalidArgument, naming the number and its range.
+Status CheckPolicyLimits(const JobName& job, uint32_t world_size, uint32_t replicas,
+                         uint32_t versions);
+
+// A job's first record, or the one after a job of that name has ended: then `last` is the
+// generation it ended in, because generations never repeat.
 Result<wire::JobRecord> CreateRecord(const JobName& job, const std::string& token_digest,
-                                     uint32_t world_size, uint32_t replicas, uint32_t versions);
+                                     uint32_t world_size, uint32_t replicas, uint32_t versions,
+                                     Generation last = Generation());
 
 // Bytes from the store that this version cannot work with: another format version, another job, a
 // list or number beyond its bound.

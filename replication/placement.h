@@ -8,6 +8,7 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "replication/job_limits.h"
 #include "replication/node_record.h"
 
 namespace backstay::replication {
@@ -20,9 +21,10 @@ struct PlacementNode {
   bool has_trainers = false;         // Of the job; others are spares.
 };
 
-// The failure domain of each member, named by its innermost label (without labels, by the boot id or
-// the node). Nodes with equal innermost labels are one domain; so are nodes of one boot of one machine,
-// unless both were told that their hosts are simulated. What chains together is one domain.
+// The failure domain of each member, named by its innermost label (without labels, by the boot id
+// or the node). Nodes with equal innermost labels are one domain; so are nodes of one boot of one
+// machine, unless both were told that their hosts are simulated. What chains together is one
+// domain.
 std::map<NodeId, std::string> FailureDomains(const std::map<NodeId, Member>& members);
 
 // Where one shard's replicas are to be: the primary's node and the nodes now assigned.
@@ -31,10 +33,11 @@ struct PlacementShard {
   NodeId primary;
   std::vector<NodeId> current;  // Kept where they still qualify.
   std::set<NodeId> excluded;    // Refused this shard.
+  std::vector<NodeId> holders;  // Have a copy already, besides the primary.
 };
 
-// Chooses holders so that no two copies of a shard share an innermost failure domain (equal
-// innermost labels), and, as far as the labels allow, differ in the outer ones too. Nodes that
+// Chooses holders so that no two copies of a shard share a failure domain and, as far as the
+// labels allow, differ in the outer levels too. Nodes that
 // choose each other form a group: whoever is already a partner is preferred, so that few sets of
 // nodes hold everything of some shard between them, and the loss of a random set rarely hits one.
 // Nodes with trainers come before spares. Pure: the same input gives the same answer.
@@ -47,6 +50,9 @@ class Placement {
   // take the choice into account. A primary that is not among the nodes has an unknown domain and
   // restricts nothing.
   std::vector<NodeId> Choose(const PlacementShard& shard, uint32_t replica_count);
+
+  // As Choose(), but only tells.
+  std::vector<NodeId> Pick(const PlacementShard& shard, uint32_t replica_count) const;
 
   // Records holders that were decided elsewhere.
   void Assign(const NodeId& primary, const std::vector<NodeId>& replicas);

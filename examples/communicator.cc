@@ -7,6 +7,8 @@
 #include <gloo/rendezvous/context.h>
 #include <gloo/transport/tcp/device.h>
 
+#include <csignal>
+
 namespace backstay::example {
 namespace {
 
@@ -26,6 +28,9 @@ void OrCommunicatorError(const std::string& doing, Function function) {
 Communicator::Communicator(gloo::rendezvous::Store& store, const std::string& prefix,
                            const Options& options)
     : options_(options), store_(prefix, store) {
+  // Gloo writes to sockets whose peer may have died; without this the signal would take the
+  // survivors with it.
+  std::signal(SIGPIPE, SIG_IGN);
   OrCommunicatorError("meeting the other ranks under " + prefix, [&] {
     std::shared_ptr<gloo::transport::Device> device =
         gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(options_.address.c_str()));

@@ -115,7 +115,7 @@ Status Save::StartCopy(uint32_t thread_count) {
   const Status sent = client_->connection().Send(
       local::StartCopy{
           .slot_id = slot_id_, .used_bytes = used_bytes, .contents = contents_.Encode()},
-      [self = shared_from_this()](Result<Reply> reply) {
+      [self = shared_from_this()](const Result<Reply>& reply) {
         if (!reply.ok()) return;  // Lost: OnServiceLost() has failed the save.
         if (const Status& refused = reply->frame.status; !refused.ok()) self->OnFailed(refused);
       });

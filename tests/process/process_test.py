@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Kills services, trainers, whole nodes and the leader at each stage of a save and of a recovery.
+
+Goal:   whatever dies within the policy, the job ends in the state of an undisturbed run, bit for bit.
+Method: one process is killed at one moment; the launcher replaces lost ranks; the final digests are compared.
+"""
+
+import unittest
+
+from harness import JOB, Job, Reference, options, wait_for
+
+
+def nth(event, step_min=0, rank=None):
+    """Accepts the first `event` of `rank` (any: None) at or above a step."""
+
+    def accepts(member, seen):
+        return (seen["event"] == event and seen.get("step", 0) >= step_min
+                and (rank is None or member.rank == rank))
+
+    return accepts
+
+
+class KillTest(unittest.TestCase):
+    # Ranks 0 to 2 on nodes 1 to 3, two spares. Node 1 serves the metadata store and lives.
+    VICTIM = 2
+
+    def check(self, job, digests):
+        self.assertEqual(digests, Reference.digests(job.options))
+        self.assertTrue(job.fired, "nothing was killed: the moment never came")
+
+    def run_killing(self, moment, action, run_options=None, node_count=5):
+        with Job(node_count, run_options or options()) as job:
+            job.start()
+            job.when("kill", moment, lambda member, event: action(job))
+            self.check(job, job.run())
+            return job.wait_protected()
+
+    def victim(self, job):
+        return job.cluster.nodes[self.VICTIM]
+
+    def test_node_during_save(self):
+        self.run_killing(nth("save_begun", 9, self.VICTIM), lambda job: job.kill_node(self.victim(job)))
+
+    def test_node_during_commit(self):
+        self.run_killing(nth("protected", 9), lambda job: job.kill_node(self.victim(job)))
+
+    def test_trainer_during_save(self):
+        self.run_killing(nth("save_begun", 9, self.VICTIM),
+                         lambda job: job.training.members[self.VICTIM].child.kill())
+
+    def test_trainer_between_saves(self):
+        self.run_killing(nth("step", 10, self.VICTIM),
+                         lambda job: job.training.members[self.VICTIM].child.kill())
+
+    def test_service_during_save(self):
+        self.run_killing(nth("save_begun", 9, self.VICTIM), lambda job: job.restart_service(self.victim(job)))
+
+    def test_leader_node_during_save(self):
+        def kill_leader(job):
+            leader = job.leader()
+            # The metadata store's node is not to die; where it leads, its leadership moves by killing nobody.
+            job.kill_node(leader if leader is not job.cluster.metadata_node else self.victim(job))
+
+        self.run_killing(nth("save_begun", 9), kill_leader)
+
+    def test_node_during_restore(self):
+        """A second node dies while the ranks reconfigure after the first; two replicas cover both."""
+        with Job(6, options(replicas=2)) as job:
+            job.start()
+            job.when("first", nth("save_begun", 9, 2), lambda m, e: job.kill_node(job.cluster.nodes[2]))
+            job.when("second", lambda m, e: job.fired == ["first"] and e["event"] == "decided",
+                     lambda m, e: job.kill_node(job.cluster.nodes[1]))
+            self.check(job, job.run())
+            self.assertEqual(job.fired, ["first", "second"])
+
+    def test_node_during_repair(self):
+        """The spare that is about to hold replicas dies too, when nothing is protected again yet."""
+        with Job(6, options(replicas=2)) as job:
+            job.start()
+            job.when("first", nth("save_begun", 9, 2), lambda m, e: job.kill_node(job.cluster.nodes[2]))
+            job.when("second", lambda m, e: job.fired == ["first"] and e["event"] == "resumed",
+                     lambda m, e: job.kill_node(job.cluster.nodes[1]))
+            self.check(job, job.run())
+            self.assertEqual(job.fired, ["first", "second"])
+            job.wait_protected()
+
+    def test_two_nodes_at_once(self):
+        with Job(6, options(replicas=2)) as job:
+            job.start()
+
+            def kill(member, event):
+                job.kill_node(job.cluster.nodes[1])
+                job.kill_node(job.cluster.nodes[2])
+
+            job.when("kill", nth("save_begun", 9, 2), kill)
+            self.check(job, job.run())
+
+    def test_all_ranks_start_again(self):
+        """A launcher that stops all ranks after a fault: every one of them is a new process."""
+        with Job(5, options(), exit_on_fault=True) as job:
+            job.start()
+            job.when("kill", nth("save_begun", 9, 2), lambda m, e: job.kill_node(job.cluster.nodes[2]))
+            self.check(job, job.run())
+
+    def test_memory_is_flat_over_many_saves(self):
+        with Job(3, options(steps=60, save_every=1, state_mib=4, step_ms_min=10)) as job:
+            job.start()
+            seen = []
+
+            def note(member, event):
+                status = job.cluster.ask("status")
+                seen.append([n["memory"]["reserved"] for n in status["nodes"]])
+
+            job.when("early", nth("committed", 5), note)
+            job.when("late", nth("committed", 50), note)
+            digests = job.run()
+            self.assertEqual(digests, Reference.digests(job.options))
+            self.assertEqual(len(seen), 2, "both moments came")
+            self.assertEqual(seen[0], seen[1])
+
+
+class CommandTest(unittest.TestCase):
+    """The command against a live job: every subcommand once, and what bad input gets."""
+
+    def test_reads_a_live_job(self):
+        with Job(4, options(steps=12)) as job:
+            job.start()
+            job.run()
+            why = job.wait_protected()
+            step = str(why["last_commit"]["step"])
+            for words in (["status"], ["why", JOB], ["jobs"], ["ls", JOB], ["show", JOB, step], ["show", JOB, step, "1"],
+                          ["verify", JOB, step]):
+                with self.subTest(words=words):
+                    done = job.command(*words)
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                    self.assertTrue(done.stdout.strip())
+            out = f"{job.directory}/shard"
+            done = job.command("fetch", JOB, step, "0", out)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            for words, said in ((["why", "proces-test"], "process-test"), (["show", JOB, "999999"], step),
+                                (["stauts"], "status")):
+                with self.subTest(words=words):
+                    done = job.command(*words)
+                    self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+                    self.assertIn(said, done.stderr)
+
+    def test_nobody_there_is_unreachable(self):
+        with Job(1, options(world_size=1, replicas=0)) as job:
+            node = job.cluster.nodes[0]
+            node.child.stop(10)
+            job.cluster.nodes[0].alive = lambda: True
+            self.assertEqual(job.command("status").returncode, 3)
+
+
+class ServiceTest(unittest.TestCase):
+    """The service as a process: starting, stopping, refusing."""
+
+    def test_stops_cleanly_and_leaves_its_socket_path_usable(self):
+        with Job(2, options()) as job:
+            node = job.cluster.nodes[1]
+            self.assertTrue(node.child.stop(10), "SIGTERM was not enough")
+            self.assertEqual(node.child.exit_code(), 0)
+            job.cluster.start_node(node)
+            job.cluster.wait_members({n.name for n in job.cluster.nodes})
+
+    def test_a_port_in_use_is_named(self):
+        with Job(2, options()) as job:
+            first, second = job.cluster.nodes
+            second.child.stop(10)
+            second.control = first.control
+            job.cluster.start_node(second)
+            wait_for(lambda: not second.alive(), "the second service to refuse")
+            self.assertNotEqual(second.child.exit_code(), 0)
+            self.assertIn("in use", "\n".join(second.child.log_tail()))
+
+    def test_a_second_claim_to_a_node_id_is_not_admitted(self):
+        with Job(3, options()) as job:
+            first, second = job.cluster.nodes[1:]
+            second.child.stop(10)
+            before = {n["node"]: n["incarnation"] for n in job.cluster.ask("status")["nodes"]}
+            second.name = first.name
+            job.cluster.start_node(second)
+            wait_for(lambda: any("claimed" in line for line in second.child.log_tail(50)), "the refusal in the log")
+            after = {n["node"]: n["incarnation"] for n in job.cluster.ask("status")["nodes"]}
+            self.assertEqual(after[first.name], before[first.name])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -78,10 +78,14 @@ int ParseOptions(int argc, char** argv, Options& options, bool& go_on) {
   AddGroupOptions(app, options);
   AddTrainingOptions(app, options);
   AddBackstayOptions(app, options);
-  CLI11_PARSE(app, argc, argv);
-  if (options.rank < 0 || options.rank >= options.world_size) {
-    return app.exit(CLI::ValidationError(
-        "--rank", "must be from 0 to " + std::to_string(options.world_size - 1)));
+  try {
+    app.parse(argc, argv);
+    if (options.rank < 0 || options.rank >= options.world_size) {
+      throw CLI::ValidationError("--rank",
+                                 "must be from 0 to " + std::to_string(options.world_size - 1));
+    }
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitDone : kExitUsage;  // Help is such an error, too.
   }
   if (options.member.empty()) options.member = std::to_string(options.rank);
   go_on = true;

@@ -5,9 +5,10 @@
 
 namespace backstay::example {
 
-// The exit codes of the trainer; anything wrong with the command line gives CLI11's own.
+// The exit codes of the trainer.
 constexpr int kExitDone = 0;
 constexpr int kExitError = 1;
+constexpr int kExitUsage = 2;
 // The group of ranks broke and this process does not go on by itself: start all ranks again, in a
 // new round.
 constexpr int kExitFault = 75;
@@ -43,8 +44,8 @@ struct Options {
   bool uses_backstay() const { return service != "none"; }
 };
 
-// Fills `options` from the command line. Nothing: go on; else the exit code, after the message or
-// help was printed.
+// Fills `options` from the command line. Where `go_on` is false the caller exits with the returned
+// code; the message or help was printed.
 int ParseOptions(int argc, char** argv, Options& options, bool& go_on);
 
 }  // namespace backstay::example

@@ -146,6 +146,7 @@ void Run::Step(Communicator& communicator) {
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   if (first_step_) events_.Write("first_step", {{"step", state_.step}});
   first_step_ = false;
+  events_.Write("step", {{"step", state_.step}, {"loss", loss}, {"seconds", seconds}});
   if (communicator.rank() != 0) return;
   char line[96];
   const double tokens = static_cast<double>(kBatchSizePerRank * communicator.world_size());

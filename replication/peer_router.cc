@@ -67,7 +67,13 @@ void PeerRouter::OnRequest(const wire::Request& request, ReplyFunction reply) {
   }
   // A copy: the handler may replace itself.
   const Handler handle = handler->second;
-  handle(request, std::move(reply));
+  const JobName job(request.header().job());
+  handle(request, [this, job, reply = std::move(reply)](Result<wire::Reply> answer) {
+    if (answer.ok() && !self_.node.empty()) {
+      *answer->mutable_header() = MakeHeader(job, job.empty() ? Term() : fence(job).term);
+    }
+    reply(std::move(answer));
+  });
 }
 
 Status PeerRouter::Check(const wire::Request& request) {

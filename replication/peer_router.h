@@ -17,11 +17,13 @@ struct JobFence {
   Term term;  // Of the leader of that generation or a later one.
 };
 
-// The one entrance for control messages: checks identity and fences before any handler sees a message.
+// The one entrance for control messages: checks identity and fences before any handler sees a
+// message.
 //
-// Refuses with kStale: another store's id; an incarnation of this node that is not the current one; a sender whose
-// higher incarnation has been seen; for messages that change something, a generation below the job's fence, and in a
-// leader's messages a term below it. Raises the fence from what it lets through.
+// Refuses with kStale: another store's id; an incarnation of this node that is not the current one;
+// a sender whose higher incarnation has been seen; for messages that change something, a generation
+// below the job's fence, and in a leader's messages a term below it. Raises the fence from what it
+// lets through.
 //
 // Thread: the owning executor. Failure: a message that cannot be routed is answered, never dropped.
 class PeerRouter {
@@ -30,7 +32,8 @@ class PeerRouter {
 
   explicit PeerRouter(StoreId store);
 
-  // The current start of this node; until it is set (and after it is cleared) every message gets kUnavailable.
+  // The current start of this node; until it is set (and after it is cleared) every message gets
+  // kUnavailable.
   void SetSelf(NodeInstance self);
   void ClearSelf();
   const NodeInstance& self() const { return self_; }

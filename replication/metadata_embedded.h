@@ -22,12 +22,10 @@ namespace backstay::replication {
 //
 // Thread:  the owning executor.
 // Memory:  what the engine holds, and at most kMetadataAnswersMax answers, kMetadataPendingBytesMax
-// of unwritten changes
-//          and kMetadataWaitsMax waits.
+//          of unwritten changes and kMetadataWaitsMax waits.
 // Failure: after a failed write the memory is ahead of the disk and neither can be believed:
-// outstanding changes answer
-//          kUnknownOutcome, everything else and all later calls kUnavailable, until the process
-//          starts again.
+//          outstanding changes answer kUnknownOutcome, everything else and all later calls
+//          kUnavailable, until the process starts again.
 class EmbeddedMetadataStore : public MetadataStore {
  public:
   EmbeddedMetadataStore(MetadataEngine engine, std::unique_ptr<MetadataJournal> journal,

@@ -19,7 +19,8 @@ namespace backstay::replication {
 //
 // Thread:  one.
 // Memory:  holds every key and value; bounded by kMetadataStoreBytesMax, kMetadataLeasesMax and
-// kMetadataChangesKept. Failure: a call that returns an error has changed nothing.
+//          kMetadataChangesKept.
+// Failure: a call that returns an error has changed nothing.
 class MetadataEngine {
  public:
   struct Applied {

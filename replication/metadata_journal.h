@@ -41,8 +41,9 @@ struct MetadataSnapshot {
 // Where a store keeps its changes.
 //
 // Thread:  the owning executor. The work may be done on another thread; completions run on the
-// executor. Failure: after one failed Append() every later one fails: what is on the disk is known
-// only after reopening.
+//          executor.
+// Failure: after one failed Append() every later one fails: what is on the disk is known only after
+//          reopening.
 class MetadataJournal {
  public:
   virtual ~MetadataJournal() = default;

@@ -19,7 +19,7 @@ namespace backstay::replication {
 //
 // Thread:  one at a time. Every method blocks on the disk.
 // Failure: after a failed Write() nothing more is written; what reached the disk shows at the next
-// Open().
+//          Open().
 class MetadataSqliteFile {
  public:
   // See OpenEmbeddedMetadataStore(). `snapshot` is what the file holds.

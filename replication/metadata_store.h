@@ -68,17 +68,17 @@ struct RangeResult {
 // implementation.
 //
 // Thread:  every method and completion on the owning executor; a completion never runs before its
-// call has returned.
-//          Completions of calls that are outstanding when the store is destroyed are dropped.
+//          call has returned. Completions of calls that are outstanding when the store is destroyed
+//          are dropped.
 // Memory:  arguments and results are copies.
 // Failure: of every method:
 //          kUnavailable: nothing happened, or (for reads) nothing could be found out; try again.
 //          kDeadline, kUnknownOutcome: a transaction, grant or revocation may have happened; read
-//          to find out. kStale: the store's id is not the one this client was bound to; nothing
-//          happened. kInvalidArgument: a limit below, or a malformed request; nothing happened.
+//          to find out.
+//          kStale: the store's id is not the one this client was bound to; nothing happened.
+//          kInvalidArgument: a limit below, or a malformed request; nothing happened.
 //          kNoSpace: the store, or its number of leases or waits, is full; nothing happened.
-//          A transaction that is valid but whose comparisons do not hold is no error: `succeeded`
-//          says so.
+// A transaction that is valid but whose comparisons do not hold is no error: `succeeded` says so.
 class MetadataStore {
  public:
   virtual ~MetadataStore() = default;
@@ -92,8 +92,8 @@ class MetadataStore {
   virtual void Range(std::string prefix, Deadline deadline, Completion<RangeResult> done) = 0;
   // As Range(), but answers only once some key under `prefix` was written or deleted after revision
   // `after`, or at `deadline` with the unchanged state. The caller loops: changes may be folded
-  // together, none is missed. It may answer early, unchanged: when it limits how
-  // long one wait lasts, or no longer remembers what happened since `after` (it keeps the last
+  // together, none is missed. It may answer early, unchanged: when it limits how long one wait
+  // lasts, or no longer remembers what happened since `after` (it keeps the last
   // kMetadataChangesKept changes, and none across a restart).
   virtual void WaitForChange(std::string prefix, Revision after, Deadline deadline,
                              Completion<RangeResult> done) = 0;

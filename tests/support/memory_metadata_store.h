@@ -19,8 +19,8 @@ class MemoryMetadataClient;
 // can be stopped and started again (what was durable stays, leases get one more ttl), replaced by
 // an empty store, and its disk can fail.
 //
-// Thread: the executor's. Deterministic: time and order come from the executor alone.
-// Memory: must outlive its clients.
+// Thread:  the executor's. Deterministic: time and order come from the executor alone.
+// Memory:  must outlive its clients.
 class MemoryMetadata {
  public:
   // Starts an empty store.
@@ -68,7 +68,7 @@ class MemoryMetadata {
 
 // One node's way to the metadata service, with its own faults.
 //
-// Thread: the executor's.
+// Thread:  the executor's.
 class MemoryMetadataClient : public replication::MetadataStore {
  public:
   ~MemoryMetadataClient() override;

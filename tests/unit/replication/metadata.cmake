@@ -2,4 +2,4 @@ foreach(name job_store leader_election membership metadata_embedded metadata_eng
   backstay_test(${name}_test SOURCES ${name}_test.cc LINK backstay_memory_metadata backstay_test_support)
 endforeach()
 backstay_test(metadata_grpc_test SOURCES metadata_grpc_test.cc
-  LINK backstay_metadata_grpc backstay_test_support)
+  LINK backstay_grpc_tsan backstay_metadata_grpc backstay_test_support)

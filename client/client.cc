@@ -159,16 +159,18 @@ Result<std::optional<local::Decision>> Client::FinishRestore(const local::Decisi
 }
 
 Status Client::Fence(const std::string& reason) {
-  uint64_t generation = 0;
+  std::string frame;
   {
     const std::lock_guard lock(mutex_);
-    generation = generation_;
+    // In no generation yet there is nothing to fence; and a watchdog may repeat itself at any rate.
+    if (generation_ == 0 || fenced_generation_ == generation_) return Status::Ok();
+    fenced_generation_ = generation_;
+    frame = local::EncodeFrame(0, local::Fence{.generation = generation_,
+                                               .reason = reason.substr(0, kMessageBytesMax),
+                                               .unix_ms = SystemClock().UnixMillis()});
+    fence_frame_ = frame;
   }
-  if (generation == 0) return Status::Ok();  // In no generation yet: there is nothing to fence.
-  return connection_.SendOneWay(
-      local::EncodeFrame(0, local::Fence{.generation = generation,
-                                         .reason = reason.substr(0, kMessageBytesMax),
-                                         .unix_ms = SystemClock().UnixMillis()}));
+  return connection_.SendOneWay(std::move(frame));
 }
 
 Result<local::SnapshotIndexReply> Client::SnapshotIndex(const local::SnapshotIndex& request,
@@ -277,12 +279,16 @@ std::optional<local::Register> Client::OnHello(const local::HelloReply& hello) {
 
 void Client::OnReady(const Status& registered) {
   bool first = false;
+  std::string fence;
   {
     const std::lock_guard lock(mutex_);
     first = !seen_ready_;
     seen_ready_ = true;
+    // The service may have gone away before it read this.
+    if (generation_ != 0 && fenced_generation_ == generation_) fence = fence_frame_;
   }
   if (first) return;
+  if (!fence.empty()) Ignore(connection_.SendOneWay(std::move(fence)));
   for (const auto& save : Saves()) save->OnServiceBack();
   PushEvent(
       {.kind = EventKind::kServiceBack, .status = registered, .generation = 0, .snapshot = {}});

@@ -119,6 +119,8 @@ class Client : public Connection::Listener, public std::enable_shared_from_this<
   std::optional<RegisterRequest> registration_;
   uint32_t chunk_bytes_ = 0;
   uint64_t generation_ = 0;
+  uint64_t fenced_generation_ = 0;
+  std::string fence_frame_;  // Of fenced_generation_, to say again to a service that comes back.
   bool seen_ready_ = false;
   std::vector<std::weak_ptr<Save>> saves_;
   std::deque<ClientEvent> events_;

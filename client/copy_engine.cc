@@ -18,24 +18,25 @@ std::span<std::byte> StagingBuffer(uint64_t bytes) {
 }
 
 // Pieces without bytes are in no chunk.
-std::vector<CopyPiece> WithBytes(std::vector<CopyPiece> pieces) {
-  std::erase_if(pieces, [](const CopyPiece& piece) { return piece.memory.size_bytes() == 0; });
-  return pieces;
+std::vector<CopyPiece> WithBytes(const std::vector<CopyPiece>& pieces) {
+  std::vector<CopyPiece> kept;
+  for (const CopyPiece& piece : pieces) {
+    if (piece.memory.size_bytes() > 0) kept.push_back(piece);
+  }
+  return kept;
 }
 
 }  // namespace
 
 CopyJob::CopyJob(std::shared_ptr<const MappedSlot> slot, uint64_t used_bytes,
-                 std::vector<CopyPiece> pieces, std::function<void()> on_copied)
+                 const std::vector<CopyPiece>& pieces, std::function<void()> on_copied)
     : slot_(std::move(slot)),
       control_(slot_->page(), slot_->geometry),
       used_bytes_(used_bytes),
       chunk_bytes_(slot_->geometry.chunk_bytes),
-      pieces_([&] {
-        for (const CopyPiece& piece : pieces) left_of_[piece.group] = 0;
-        return WithBytes(std::move(pieces));
-      }()),
+      pieces_(WithBytes(pieces)),
       on_copied_(std::move(on_copied)) {
+  for (const CopyPiece& piece : pieces) left_of_[piece.group] = 0;  // Also groups without bytes.
   left_ = CeilDiv(used_bytes_, chunk_bytes_);
   std::vector<std::pair<uint32_t, uint64_t>> by_group;
   by_group.reserve(left_);

@@ -34,7 +34,7 @@ class CopyJob {
 
   // `on_copied` runs once, on the thread that copied the last chunk; never when cancelled before.
   CopyJob(std::shared_ptr<const MappedSlot> slot, uint64_t used_bytes,
-          std::vector<CopyPiece> pieces, std::function<void()> on_copied);
+          const std::vector<CopyPiece>& pieces, std::function<void()> on_copied);
 
   // Copies chunks until none is left or the job is cancelled.
   void Work();

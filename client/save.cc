@@ -123,10 +123,9 @@ Status Save::StartCopy(uint32_t thread_count) {
     OnFailed(sent);
     return sent;
   }
-  auto job =
-      std::make_shared<CopyJob>(slot_, used_bytes, std::move(pieces_), [save = weak_from_this()] {
-        if (const auto self = save.lock()) self->SealWhenCopied();
-      });
+  auto job = std::make_shared<CopyJob>(slot_, used_bytes, pieces_, [save = weak_from_this()] {
+    if (const auto self = save.lock()) self->SealWhenCopied();
+  });
   {
     const std::lock_guard lock(mutex_);
     if (!failed_.ok()) return failed_;

@@ -288,7 +288,9 @@ bool FakeService::ServeFrame(int fd, const wire::ClientFrame& frame) {
     const std::string bytes = trick == Trick::kGarbage
                                   ? std::string("\x04\0\0\0\xff\xff\xff\xff", 8)
                                   : std::string("\xff\xff\xff\xff", 4);
-    return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0;
+    // Hangs up as well: it has not handled the message, so it cannot go on.
+    BACKSTAY_CHECK(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0, "send");
+    return false;
   }
   if (trick == Trick::kRefuse) {
     wire::ServiceFrame refusal;

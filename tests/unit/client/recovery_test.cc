@@ -131,6 +131,8 @@ TEST_F(RecoveryTest, AFaultMayComeFromAnyThreadAtAnyTime) {
   stop = true;
   watchdog.join();
   EXPECT_TRUE(session.faulted());
+  // However often it is said, a generation is fenced once.
+  EXPECT_LE(service_.Received(ClientBody::kFence).size(), 6u);
 }
 
 TEST_F(RecoveryTest, AFaultWhileTheServiceIsAwayIsToldLater) {

@@ -163,6 +163,20 @@ TEST_F(LeaderElectionTest, LostAnswerToACampaignStillElects) {
   ASSERT_TRUE(AwaitOneLeader(2s));
 }
 
+// An answer that left the store before the election must not depose whom the election made.
+TEST_F(LeaderElectionTest, AnswerFromBeforeTheElectionIsThePast) {
+  MakeNodes(1);
+  Node& node = *nodes_[0];
+  // The watch's poll ends with "nobody leads", which is still on its way when the node is elected.
+  node.client->SetDelay(0s, 500ms);
+  executor_.RunFor(MetadataWatchOptions().poll + 200ms);
+  ASSERT_TRUE(node.membership.in());
+  node.client->SetDelay(0s, 0s);
+  node.election.SetCandidate(true);
+  ASSERT_TRUE(executor_.RunUntil([&] { return node.election.leading(); }, 100ms));
+  EXPECT_FALSE(executor_.RunUntil([&] { return !node.election.leading(); }, 5s));
+}
+
 TEST_F(LeaderElectionTest, DeletedLeaderKeyDeposesAtOnce) {
   MakeNodes(1);
   nodes_[0]->election.SetCandidate(true);

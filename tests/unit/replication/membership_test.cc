@@ -143,6 +143,9 @@ TEST_F(MembershipTest, CutOffNodeIsOutBeforeTheStoreLetsItGo) {
       5s, [&] { return a->membership.in() && watcher->membership.view().members.size() == 2; }));
   executor_.RunFor(2 * kTtl);
   ASSERT_TRUE(a->membership.in());
+  // Cut off just when a renewal has been confirmed: its delay must not count for the node.
+  const Instant end = a->membership.lease_end();
+  ASSERT_TRUE(Within(kTtl, [&] { return a->membership.lease_end() != end; }));
   a->client->SetUnavailable(true);
   ASSERT_TRUE(Within(kTtl + 1s, [&] { return !a->membership.in(); }));
   EXPECT_EQ(a->membership.state(), MembershipState::kOut);

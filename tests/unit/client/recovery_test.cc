@@ -130,6 +130,7 @@ TEST_F(RecoveryTest, AFaultMayComeFromAnyThreadAtAnyTime) {
     EXPECT_TRUE(session.OnReconfigured(0, 1, &Alone, ReadInto(&state, &steps)).ok());
   stop = true;
   watchdog.join();
+  session.OnFault("once more");
   EXPECT_TRUE(session.faulted());
   // However often it is said, a generation is fenced once.
   EXPECT_LE(service_.Received(ClientBody::kFence).size(), 6u);

@@ -12,6 +12,9 @@ namespace {
 // often; the cost is one refused connect per peer and interval.
 constexpr int kReconnectBackoffMinMs = 50;
 constexpr int kReconnectBackoffMaxMs = 500;
+// gRPC takes its least backoff for the time that one connection attempt may last, a TLS handshake
+// under load included.
+constexpr int kConnectTimeoutMs = 2000;
 
 // Messages without a deadline of their own still end.
 constexpr std::chrono::minutes kCallTimeoutMax(10);
@@ -45,7 +48,7 @@ Status FromGrpc(const NodeId& to, const std::string& address, const grpc::Status
 grpc::ChannelArguments PeerChannelArguments() {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectBackoffMinMs);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectBackoffMinMs);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectBackoffMaxMs);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(kPeerMessageBytesMax);
@@ -63,8 +66,8 @@ struct CallState {
 struct GrpcMessenger::Calls {
   std::mutex mutex;
   std::condition_variable none_left;
-  std::set<CallState*> live;  // Guarded by mutex.
-  bool closed = false;        // Guarded by mutex: completions are no longer posted.
+  std::set<std::shared_ptr<CallState>> live;  // Guarded by mutex.
+  bool closed = false;                        // Guarded by mutex: completions are no longer posted.
 };
 
 GrpcMessenger::GrpcMessenger(Executor& executor, Resolver resolver,
@@ -77,7 +80,11 @@ GrpcMessenger::GrpcMessenger(Executor& executor, Resolver resolver,
 GrpcMessenger::~GrpcMessenger() {
   std::unique_lock lock(calls_->mutex);
   calls_->closed = true;
-  for (CallState* call : calls_->live) call->context.TryCancel();
+  // Cancelled without the lock, because a callback may run inside of it.
+  const std::set<std::shared_ptr<CallState>> live = calls_->live;
+  lock.unlock();
+  for (const std::shared_ptr<CallState>& call : live) call->context.TryCancel();
+  lock.lock();
   calls_->none_left.wait(lock, [&] { return calls_->live.empty(); });
 }
 
@@ -104,7 +111,7 @@ void GrpcMessenger::Send(const NodeId& to, wire::Request request, Deadline deadl
   state->context.set_deadline(SystemDeadline(executor_, deadline));
   {
     std::lock_guard lock(calls_->mutex);
-    calls_->live.insert(state.get());
+    calls_->live.insert(state);
   }
   StubFor(*address).async()->Call(
       &state->context, &state->request, &state->reply,
@@ -122,7 +129,7 @@ void GrpcMessenger::Send(const NodeId& to, wire::Request request, Deadline deadl
             done(std::move(state->reply));
           });
         }
-        calls->live.erase(state.get());
+        calls->live.erase(state);
         if (calls->live.empty()) calls->none_left.notify_all();
       });
 }

@@ -1,3 +1,1 @@
-backstay_library(restore_agent
-  SOURCES restore_agent.cc
-  LINK backstay_replication)
+backstay_library(restore_agent SOURCES restore_agent.cc LINK backstay_replication)

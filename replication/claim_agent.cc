@@ -86,6 +86,7 @@ void ClaimAgent::Register(ProcessId process, const ShardClaim& claim, Emit emit,
   register_done_ = std::move(done);
   foreign_since_.reset();
   saves_.SetPolicy({claim.rank, claim.world_size, claim.replicas, claim.wait_for_slot});
+  leader_.Cancel(admission_call_);
   Reserve(++epoch_);
 }
 
@@ -159,10 +160,11 @@ wire::Request ClaimAgent::MakeAdmission() const {
 void ClaimAgent::Admit(uint64_t claim_epoch, Deadline deadline) {
   state_ = ClaimState::kAdmitting;
   // The leader waits for the job's other ranks before it answers, so an attempt may take a while.
-  leader_.Call(MakeAdmission(), deadline,
-               lifetime_.Wrap([this, claim_epoch](Result<wire::Reply> reply) {
-                 OnAdmitted(claim_epoch, std::move(reply));
-               }));
+  leader_.Cancel(admission_call_);
+  admission_call_ = leader_.Call(MakeAdmission(), deadline,
+                                 lifetime_.Wrap([this, claim_epoch](Result<wire::Reply> reply) {
+                                   OnAdmitted(claim_epoch, std::move(reply));
+                                 }));
 }
 
 void ClaimAgent::OnAdmitted(uint64_t claim_epoch, Result<wire::Reply> reply) {
@@ -212,6 +214,7 @@ void ClaimAgent::FinishRegister(Result<ClaimReply> reply) {
 }
 
 void ClaimAgent::GiveUpClaim(const Status& why) {
+  leader_.Cancel(admission_call_);
   ++epoch_;
   number_ = number_.Next();  // Whoever still speaks for the claim gets kStale.
   state_ = ClaimState::kUnclaimed;
@@ -270,6 +273,7 @@ void ClaimAgent::ProcessExited(ProcessId process) {
   if (state_ == ClaimState::kUnclaimed || process != process_) return;
   const Status why = Stale("the trainer process exited");
   FinishRegister(why);
+  leader_.Cancel(admission_call_);
   ++epoch_;
   number_ = number_.Next();
   state_ = ClaimState::kUnclaimed;
@@ -340,10 +344,12 @@ void ClaimAgent::Step() {
   if (!leader || same || readmission_ == Readmission::kAsked) return;
   if (readmission_ == Readmission::kDue && parts_.executor.Now() < next_readmission_) return;
   readmission_ = Readmission::kAsked;
-  leader_.Call(MakeAdmission(), parts_.executor.Now() + kRegisterTimeout,
-               lifetime_.Wrap([this, claim_epoch = epoch_](Result<wire::Reply> reply) {
-                 OnAdmitted(claim_epoch, std::move(reply));
-               }));
+  leader_.Cancel(admission_call_);
+  admission_call_ =
+      leader_.Call(MakeAdmission(), parts_.executor.Now() + kRegisterTimeout,
+                   lifetime_.Wrap([this, claim_epoch = epoch_](Result<wire::Reply> reply) {
+                     OnAdmitted(claim_epoch, std::move(reply));
+                   }));
 }
 
 }  // namespace backstay::replication

@@ -124,6 +124,7 @@ class ClaimAgent {
   ProcessId process_;
   uint64_t trainer_ = 0;
   ClaimNumber number_;
+  uint64_t admission_call_ = 0;  // The newest; at most one is under way.
   uint64_t epoch_ = 0;  // Of the registration under way; answers to earlier ones are ignored.
   Emit emit_;           // Nothing while disconnected.
   Generation generation_;

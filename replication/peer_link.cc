@@ -18,13 +18,11 @@ LeaderLink::~LeaderLink() {
   for (auto& [id, call] : calls_) executor_.CancelTimer(call.timer);
 }
 
-void LeaderLink::Call(wire::Request request, Deadline deadline, Completion<wire::Reply> done,
-                      Duration attempt_timeout) {
+uint64_t LeaderLink::Call(wire::Request request, Deadline deadline, Completion<wire::Reply> done) {
   const uint64_t id = ++last_call_;
   PendingCall& call = calls_[id];
   call.request = std::move(request);
   call.deadline = deadline;
-  call.attempt_timeout = attempt_timeout;
   call.done = std::move(done);
   // Posted: a completion never runs inside of the call.
   if (calls_.size() > kCallsMax) {
@@ -32,13 +30,23 @@ void LeaderLink::Call(wire::Request request, Deadline deadline, Completion<wire:
       Finish(id, NoSpace("more than " + std::to_string(kCallsMax) + " calls to the leader of job " +
                          job_.value + " are waiting"));
     }));
-    return;
+    return id;
   }
   executor_.Post(lifetime_.Wrap([this, id] { Attempt(id); }));
+  return id;
+}
+
+void LeaderLink::Cancel(uint64_t call) {
+  const auto found = calls_.find(call);
+  if (found == calls_.end()) return;
+  executor_.CancelTimer(found->second.timer);
+  calls_.erase(found);
 }
 
 void LeaderLink::Attempt(uint64_t id) {
-  PendingCall& call = calls_.at(id);
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return;  // Cancelled.
+  PendingCall& call = found->second;
   call.timer = kNoTimer;
   const Instant now = executor_.Now();
   if (now >= call.deadline) {
@@ -52,10 +60,11 @@ void LeaderLink::Attempt(uint64_t id) {
     RetryLater(id);
     return;
   }
-  const Deadline deadline = std::min(call.deadline, now + call.attempt_timeout);
+  const Deadline deadline = std::min(call.deadline, now + kAttemptTimeout);
   // Any start of the leader's node: a wrong one is not the leader and says so.
   peers_.Send(job_, {leader->node.node, Incarnation()}, call.request, deadline,
               lifetime_.Wrap([this, id](Result<wire::Reply> reply) {
+                if (!calls_.contains(id)) return;  // Cancelled.
                 if (reply.ok()) return Finish(id, std::move(reply));
                 switch (reply.status().code()) {
                   case StatusCode::kUnavailable:
@@ -77,8 +86,10 @@ void LeaderLink::RetryLater(uint64_t id) {
 }
 
 void LeaderLink::Finish(uint64_t id, Result<wire::Reply> result) {
-  const Completion<wire::Reply> done = std::move(calls_.at(id).done);
-  calls_.erase(id);
+  const auto found = calls_.find(id);
+  if (found == calls_.end()) return;  // Cancelled.
+  const Completion<wire::Reply> done = std::move(found->second.done);
+  calls_.erase(found);
   done(std::move(result));
 }
 

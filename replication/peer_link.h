@@ -64,14 +64,15 @@ class LeaderLink {
   ~LeaderLink();
 
   std::optional<LeaderInfo> Find() const { return locator_(); }
-  void Call(wire::Request request, Deadline deadline, Completion<wire::Reply> done,
-            Duration attempt_timeout = kAttemptTimeout);
+  // The answer names the call to Cancel().
+  uint64_t Call(wire::Request request, Deadline deadline, Completion<wire::Reply> done);
+  // Its completion does not run any more, nor is it repeated. A call that has ended is ignored.
+  void Cancel(uint64_t call);
 
  private:
   struct PendingCall {
     wire::Request request;
     Deadline deadline;
-    Duration attempt_timeout;
     Completion<wire::Reply> done;
     Duration retry_delay = kRetryMin;
     Status last = Unavailable("no leader is known");

@@ -45,6 +45,12 @@ void ShardExporter::RevokeReader(const NodeInstance& reader) {
   for (const transport::GrantId id : ids) exporter_.Revoke(id);
 }
 
+void ShardExporter::RevokeEverything() {
+  std::vector<transport::GrantId> ids;
+  for (const auto& [id, given] : grants_) ids.push_back(id);
+  for (const transport::GrantId id : ids) exporter_.Revoke(id);
+}
+
 bool ShardExporter::IsBeingRestored(const ShardName& name) const {
   for (const auto& [id, given] : grants_) {
     if (given.name == name && given.reader == Reader::kRestore) return true;

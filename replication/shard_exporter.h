@@ -35,6 +35,8 @@ class ShardExporter {
   void RevokeAll(const ShardName& name);
   // All that this start of the node may read.
   void RevokeReader(const NodeInstance& reader);
+  // The node serves nothing any more.
+  void RevokeEverything();
   bool IsBeingRestored(const ShardName& name) const;
   // The living readers' nodes, for finding out that one is gone.
   std::set<NodeInstance> Readers() const;

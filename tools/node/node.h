@@ -9,15 +9,21 @@
 #include "base/executor.h"
 #include "base/ids.h"
 #include "base/random.h"
+#include "replication/job_store.h"
 #include "replication/leader_seams.h"
+#include "replication/membership.h"
 #include "replication/messenger.h"
 #include "replication/metadata_store.h"
 #include "replication/node_record.h"
+#include "replication/peer_link.h"
 #include "replication/peer_router.h"
 #include "replication/trainer_port.h"
 #include "store/memory_budget.h"
 #include "store/offload.h"
+#include "store/shard_table.h"
+#include "store/shard_verifier.h"
 #include "store/slot_memory.h"
+#include "store/slot_pool.h"
 #include "transport/transport.h"
 
 namespace backstay::tools {
@@ -27,19 +33,21 @@ namespace backstay::tools {
 struct DataPlane {
   std::unique_ptr<transport::Exporter> exporter;
   std::unique_ptr<transport::Puller> puller;
-  std::string address;  // Of the exporter, for the node's record.
+  std::string address;  // Of the exporter, for status; grants carry it to whoever reads.
 };
-using DataPlaneFactory = std::function<DataPlane(const NodeInstance& self)>;
+// An error ends the node: see Start().
+using DataPlaneFactory = std::function<Result<DataPlane>(const NodeInstance& self)>;
 // What the transport knows of its traffic, for status; may be empty.
 using TrafficReport = std::function<std::vector<replication::wire::PeerTraffic>()>;
 
 struct NodeConfig {
-  // What this node tells the others of itself. The incarnation and data address are filled in.
+  // What this node tells the others of itself. The incarnation is filled in.
   replication::NodeRecord record;
   StoreId store;  // The metadata store that it was bound to; another one is refused.
   uint32_t chunk_bytes = kChunkBytesDefault;
   uint64_t repair_reserve_bytes = 0;
   bool serves_metadata = false;  // For status.
+  Duration lease_ttl = std::chrono::seconds(3);
   replication::LeaderConfig leader;
 };
 
@@ -62,19 +70,28 @@ struct NodeSeams {
 // Thread:  the owning executor, every method.
 // Memory:  owns all shards of the node. Destroying it is the death of the process: grants end,
 //          completions do not run any more.
-// Failure: a node that lost its lease answers no peer until it is admitted again; it keeps its
-//          shards and its trainers, and drops only by the kept set. `on_evicted` (see Start) tells
-//          when it can never be admitted again as what it is.
+// Failure: a node that lost its lease answers no peer and ends its grants until it is admitted
+//          again, with a new incarnation; it keeps its shards and its trainers, offers what it has,
+//          and drops only by the kept set.
 class Node : public replication::TrainerPort {
  public:
+  static constexpr size_t kJobsMax = 1024;
+  // Agents of a job of which nothing is here are kept so long after they were last needed.
+  static constexpr Duration kIdleJobLinger = std::chrono::seconds(60);
+  static constexpr Duration kSweepInterval = std::chrono::seconds(5);
+  // After its leadership was ended by somebody else, this node stands for the job again.
+  static constexpr Duration kStandAgainDelay = std::chrono::seconds(1);
+  static constexpr Duration kStoreCheckInterval = std::chrono::seconds(5);
+
   Node(NodeConfig config, NodeSeams seams);
   ~Node() override;
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
   // Joins the cluster, and keeps trying until it is in. `on_joined` runs once, when it is a member
-  // for the first time; `on_lost` when it cannot go on: another metadata store, or a second live
-  // claim to its node id. The process should end then.
+  // for the first time (or with the error of the data plane); `on_lost` when it cannot go on
+  // because the metadata store is another one now. The process should end then. A second live claim
+  // to the node id keeps it out, and is logged, for as long as the first one lives.
   void Start(StatusCompletion on_joined, StatusCompletion on_lost);
   // Leaves the cluster now instead of by the lease's end. Nothing else is answered afterwards.
   void Stop(StatusCompletion done);
@@ -90,12 +107,41 @@ class Node : public replication::TrainerPort {
   // Empty before the first start was admitted.
   const NodeInstance& self() const;
   const replication::MembershipView& members() const;
+  // Why it is not a member now; ok when it is.
+  Status MembershipStatus() const;
   // What `status` shows of this node.
   replication::wire::NodeStatusReply Describe() const;
 
  private:
-  class Parts;
-  std::unique_ptr<Parts> parts_;
+  friend class TrainerSession;
+  // What lives from the first admission on, when the incarnation is known.
+  struct Core;
+  struct JobHost;
+
+  // The job's agents, made when first needed; null: not admitted yet, or kJobsMax.
+  JobHost* Host(const JobName& job);
+  void OnMembershipChanged();
+  void Join(const NodeInstance& self);
+  void HandleMessages();
+  void OnJobMessage(const replication::wire::Request& request, replication::ReplyFunction reply);
+  void StepLeadership(JobHost& host);
+  void ForgetIdleJobs();
+  void WatchStore();
+
+  const NodeConfig config_;
+  const NodeSeams seams_;
+  replication::PeerRouter router_;
+  replication::Membership membership_;
+  replication::JobStore jobs_;
+  replication::PeerLink peers_;
+  store::SlotPool pool_;
+  store::ShardTable table_;
+  store::ShardVerifier verifier_;
+  std::unique_ptr<Core> core_;
+  StatusCompletion on_joined_;
+  StatusCompletion on_lost_;
+  int64_t started_unix_ms_ = 0;
+  Lifetime lifetime_;
 };
 
 }  // namespace backstay::tools

@@ -266,11 +266,14 @@ void Session::Begin(uint64_t request, const wire::Begin& begin) {
   trainer_->Begin(Step(begin.step()), std::chrono::milliseconds(begin.timeout_ms()),
                   lifetime_.Wrap([this, request](Result<replication::BeginReply> begun) {
                     if (!begun.ok()) return Reply(request, begun.status());
+                    // Mappings belong to a connection: a process that came back maps anew.
+                    const bool mapped = saves_.contains(begun->slot_id);
                     saves_[begun->slot_id] = begun->save;
                     wire::ServiceFrame frame;
                     frame.set_request(request);
                     ToWire(*begun, *frame.mutable_begin());
-                    if (begun->mapped_before) return Send(frame);
+                    frame.mutable_begin()->set_has_fds(!mapped);
+                    if (mapped) return Send(frame);
                     const store::SlotMemory& memory = *begun->memory;
                     Send(frame, {memory.data_fd(), memory.control_fd()}, begun->memory);
                   }));

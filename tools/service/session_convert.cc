@@ -95,7 +95,6 @@ void ToWire(const replication::BeginReply& reply, wire::BeginReply& out) {
   out.set_slot_id(reply.slot_id);
   out.set_size_bytes(reply.memory->data().size());
   out.set_control_bytes(reply.memory->control().size());
-  out.set_has_fds(!reply.mapped_before);
   out.set_generation(reply.generation.value);
   out.set_epoch(reply.epoch);
 }

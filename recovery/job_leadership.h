@@ -25,8 +25,9 @@ class Reconfigurer;
 // `on_deposed` ran). It starts work from the executor, not in the constructor, and rebuilds what it
 // must know by asking: nothing has to be handed over from an earlier leader.
 //
-// Thread:  the owning executor. Every reply runs exactly once, later than OnRequest(); replies that
-//          are outstanding when it is destroyed get kUnavailable (the sender finds the new leader).
+// Thread:  the owning executor. Every reply runs exactly once, perhaps inside OnRequest(); replies
+//          that are outstanding when it is destroyed get kUnavailable (the sender finds the new
+//          leader).
 // Memory:  everything behind `seams` must outlive it. Bounded by the limits in LeaderConfig.
 // Failure: a transaction that fails because somebody else was elected, or a holder that has seen a
 //          higher term or generation, ends the leadership: `on_deposed` runs once, from the

@@ -12,6 +12,7 @@ namespace backstay::replication {
 class JobStore;
 class Membership;
 class Messenger;
+class MetadataStore;
 class PeerRouter;
 
 // The world as a job's leader sees it. All of it outlives the leader.
@@ -19,6 +20,7 @@ struct LeaderSeams {
   Executor* executor = nullptr;
   Random* random = nullptr;
   Membership* membership = nullptr;
+  MetadataStore* metadata = nullptr;
   JobStore* jobs = nullptr;
   Messenger* messenger = nullptr;
   PeerRouter* router = nullptr;
@@ -44,6 +46,8 @@ struct LeaderConfig {
   // Retries double from the first to the last.
   Duration retry_min = std::chrono::milliseconds(20);
   Duration retry_max = std::chrono::seconds(1);
+  // How often holders are asked what they hold, to learn of replicas that were found bad.
+  Duration inventory_interval = std::chrono::seconds(10);
   // Repairs that one node may be the source, or the target, of at a time.
   uint32_t repairs_per_node_max = 2;
   // A repair that was ordered and not reported done in this time is ordered again, perhaps

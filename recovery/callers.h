@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/ids.h"
+#include "base/status.h"
+#include "recovery/planner.h"
+#include "replication/messenger.h"
+#include "replication/peer.pb.h"
+
+namespace backstay::recovery {
+
+// One rank that waits for a reconfiguration's decision.
+struct Caller {
+  NodeInstance node;
+  replication::wire::Reconfigure request;
+  Deadline deadline;
+  replication::ReplyFunction reply;  // Of its newest call; empty once answered.
+};
+
+// The calls of one reconfiguration, by rank.
+struct CallGroup {
+  uint32_t world_size = 0;
+  std::map<uint32_t, Caller> callers;
+
+  bool AllPresent() const { return world_size != 0 && callers.size() == world_size; }
+  std::vector<uint32_t> MissingRanks() const;
+};
+
+// "rank 2 has not called", "ranks 1, 3 and 12 more have not called".
+std::string DescribeMissingRanks(const std::vector<uint32_t>& missing);
+
+// Who has called for which reconfiguration.
+//
+// A trainer's later call supersedes its earlier one, and with it the whole earlier reconfiguration:
+// that trainer will never be part of it. Attack: uuid 1 arrives late, after uuid 2.
+//
+// Thread:  the owning executor. Replies may run inside the methods.
+// Memory:  bounded by kGroupsMax, kSupersededMax and the ranks of each world.
+class Callers {
+ public:
+  static constexpr size_t kGroupsMax = 64;
+  static constexpr size_t kSupersededMax = 1024;
+  static constexpr Duration kTimeoutDefault = std::chrono::seconds(60);
+  static constexpr Duration kTimeoutMax = std::chrono::hours(24);
+
+  // Answers calls that can be refused at once: kStale, kInvalidArgument. True: the call was taken;
+  // its reply is kept.
+  bool Add(const NodeInstance& from, const replication::wire::Reconfigure& request, Instant now,
+           replication::ReplyFunction reply);
+  CallGroup* Find(const AttemptUuid& uuid);
+  const std::map<AttemptUuid, CallGroup>& groups() const { return groups_; }
+
+  // Answers all of a group and forgets it.
+  void Fail(const AttemptUuid& uuid, const Status& why);
+  void FailAll(const Status& why);
+  // Forgets callers whose trainer or node `is_gone`.
+  void DropGone(const std::function<bool(const Caller&)>& is_gone);
+  // Answers callers whose deadline has passed, with what `why` says of their group.
+  void Expire(Instant now, const std::function<Status(const AttemptUuid&, const CallGroup&)>& why);
+  // Forgets groups but `current` that nobody waits in.
+  void DropIdle(const AttemptUuid& current);
+
+  std::vector<AttemptUuid> superseded() const { return {superseded_.begin(), superseded_.end()}; }
+  bool IsSuperseded(const AttemptUuid& uuid) const;
+
+ private:
+  Status Check(const replication::wire::Reconfigure& request) const;
+  void Supersede(const AttemptUuid& uuid, const AttemptUuid& by);
+
+  std::map<AttemptUuid, CallGroup> groups_;
+  std::map<uint64_t, AttemptUuid> newest_of_;  // By trainer; only of groups that are here.
+  std::deque<AttemptUuid> superseded_;         // Newest last.
+};
+
+// What the ranks of a complete group ask for, or why they cannot be meant together.
+Result<RestoreRequest> CommonRequest(const CallGroup& group);
+
+}  // namespace backstay::recovery

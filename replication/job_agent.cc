@@ -115,7 +115,7 @@ void JobAgent::OnRequest(const wire::Request& request, ReplyFunction reply) {
   switch (request.body_case()) {
     case wire::Request::kOffer: {
       const Generation generation(request.offer().shard().snapshot().generation());
-      if (!request.offer().repair() && generation <= promise_generation_) {
+      if (!request.offer().repair() && generation.value != 0 && generation <= promise_generation_) {
         return reply(Stale("generation " + std::to_string(generation.value) + " of job " +
                            job_.value + " is closing"));
       }

@@ -1,0 +1,244 @@
+#include <gtest/gtest.h>
+
+#include "tests/unit/replication/agent_cluster.h"
+
+namespace backstay::replication {
+namespace {
+
+using testing::AgentCluster;
+using testing::kTestChunkBytes;
+using Kind = TrainerEvent::Kind;
+
+constexpr uint64_t kChunks = 16;
+constexpr uint64_t kBytes = kChunks * kTestChunkBytes;
+
+class HolderTest : public ::testing::Test {
+ protected:
+  HolderTest() : cluster_(4) {
+    cluster_.replicas = {cluster_.id(1)};
+    for (int i = 1; i < 4; ++i) cluster_.ReserveOn(i, ShardId("0"), kBytes, 1);
+    cluster_.Announce();
+    BACKSTAY_CHECK(cluster_.Register(&trainer_, 1, cluster_.Claim("0", 1, kBytes)).ok(), "");
+  }
+  ShardName Name(uint64_t step, uint64_t generation = 1) const {
+    return cluster_.Name("0", Step(step), Generation(generation));
+  }
+  void SaveProtected(uint64_t step) {
+    trainer_.events.clear();
+    const auto digest = cluster_.Save(trainer_, Step(step), kChunks, step);
+    ASSERT_TRUE(digest.ok()) << digest.status();
+    digest_ = *digest;
+    ASSERT_TRUE(cluster_.RunUntil([&] { return trainer_.Saw(Kind::kProtected); }));
+  }
+  void Commit(uint64_t step) {
+    cluster_.state().body.clear_kept();
+    cluster_.Keep({Generation(1), Step(step)});
+    cluster_.Announce();
+  }
+  Result<wire::Reply> Replicate(int on, uint64_t step, const std::vector<int>& to) {
+    wire::Request request;
+    *request.mutable_replicate()->mutable_shard() = ToWire(Name(step));
+    request.mutable_replicate()->set_digest(digest_);
+    for (const int node : to) request.mutable_replicate()->add_nodes(cluster_.id(node).value);
+    return cluster_.Call(on, std::move(request));
+  }
+  Result<FetchReply> Fetch(int on, uint64_t step, const std::vector<int>& from) {
+    FetchAgent::OpenRequest open;
+    open.name = Name(step);
+    open.whole = true;
+    open.for_restore = true;
+    for (const int node : from) open.sources.push_back({cluster_.id(node), Incarnation(1)});
+    std::optional<Result<FetchReply>> answer;
+    cluster_.node(on).fetches->Open(open, [&](Result<FetchReply> reply) { answer = reply; });
+    if (!cluster_.RunUntil([&] { return answer.has_value(); })) return DeadlineExceeded("");
+    return *answer;
+  }
+
+  AgentCluster cluster_;
+  AgentCluster::Trainer trainer_;
+  std::string digest_;
+};
+
+TEST_F(HolderTest, OnlyTheKeptSetLetsGo) {
+  SaveProtected(10);
+  Commit(10);
+  SaveProtected(20);
+  EXPECT_TRUE(cluster_.Holds(1, Name(10)));
+  wire::JobState older = cluster_.state().body;
+  Commit(20);
+  ASSERT_TRUE(cluster_.RunUntil(
+      [&] { return !cluster_.Holds(0, Name(10)) && !cluster_.Holds(1, Name(10)); }));
+  EXPECT_TRUE(cluster_.Holds(1, Name(20)));
+  EXPECT_TRUE(cluster_.node(1).table->Find(Name(20))->committed);
+  // A state from before, come late, changes nothing: not even by what it would drop.
+  older.clear_kept();
+  older.set_last_committed_step(1000);
+  wire::Request request;
+  *request.mutable_job_state() = older;
+  ASSERT_TRUE(cluster_.Call(1, std::move(request)).ok());
+  EXPECT_TRUE(cluster_.Holds(1, Name(20)));
+}
+
+TEST_F(HolderTest, AShardThatIsOpenIsKept) {
+  SaveProtected(10);
+  Commit(10);
+  const auto open = Fetch(1, 10, {0});
+  ASSERT_TRUE(open.ok()) << open.status();
+  EXPECT_TRUE(open->local);
+  SaveProtected(20);
+  Commit(20);
+  cluster_.executor().RunFor(std::chrono::seconds(3));
+  EXPECT_TRUE(cluster_.Holds(1, Name(10)));
+  ASSERT_EQ(cluster_.node(1).fetches->Close(open->fetch), Status::Ok());
+  EXPECT_TRUE(cluster_.RunUntil([&] { return !cluster_.Holds(1, Name(10)); }));
+}
+
+TEST_F(HolderTest, AnInventoryIsAPromise) {
+  SaveProtected(10);
+  Commit(10);
+  SaveProtected(20);
+  wire::Request request;
+  request.mutable_inventory()->set_closing_uuid("next");
+  const auto inventory = cluster_.Call(1, std::move(request));
+  ASSERT_TRUE(inventory.ok());
+  EXPECT_EQ(inventory->inventory().shards_size(), 2);
+  // A state that would let go of everything does not, before the next generation's first commit.
+  cluster_.state().body.clear_kept();
+  cluster_.state().body.set_last_committed_step(99);
+  cluster_.Announce();
+  EXPECT_TRUE(cluster_.Holds(1, Name(10)));
+  EXPECT_TRUE(cluster_.Holds(1, Name(20)));
+  // And no save of the closing generation is taken in.
+  cluster_.state().generation = Generation(2);
+  cluster_.state().body.set_first_commit_done(false);
+  cluster_.Announce();
+  EXPECT_TRUE(cluster_.Holds(1, Name(20)));
+  cluster_.state().body.set_first_commit_done(true);
+  cluster_.Announce();
+  EXPECT_TRUE(cluster_.RunUntil([&] { return !cluster_.Holds(1, Name(20)); }));
+}
+
+TEST_F(HolderTest, AClosingNodeSealsNothing) {
+  const auto slot = cluster_.Begin(trainer_, Step(10));
+  ASSERT_EQ(cluster_.StartCopy(trainer_, *slot, kBytes), Status::Ok());
+  cluster_.Fill(*slot, 0, kChunks, 1);
+  wire::Request request;
+  request.mutable_inventory()->set_closing_uuid("next");
+  ASSERT_TRUE(cluster_.Call(0, std::move(request)).ok());
+  EXPECT_EQ(cluster_.Seal(trainer_, *slot).status().code(), StatusCode::kStale);
+}
+
+TEST_F(HolderTest, LeftoversOfAnOlderGenerationMakeRoom) {
+  SaveProtected(10);
+  Commit(10);
+  SaveProtected(20);  // Never committed: its generation ends.
+  cluster_.state().generation = Generation(2);
+  cluster_.state().body.set_first_commit_done(false);
+  *cluster_.state().body.mutable_base() = ToWire(SnapshotId{Generation(1), Step(10)});
+  *cluster_.state().body.add_pinned() = ToWire(SnapshotId{Generation(1), Step(10)});
+  cluster_.Announce();
+  ClaimAgent& claim = **cluster_.node(0).agent->FindClaim(trainer_.shard, trainer_.claim);
+  claim.EnterGeneration(Generation(2));
+  SaveProtected(15);
+  EXPECT_TRUE(cluster_.Holds(1, cluster_.Name("0", Step(15), Generation(2))));
+  EXPECT_FALSE(cluster_.Holds(1, Name(20)));
+  EXPECT_FALSE(cluster_.Holds(0, Name(20)));
+  EXPECT_TRUE(cluster_.Holds(0, Name(10)));
+  EXPECT_TRUE(cluster_.Holds(1, Name(10)));
+}
+
+TEST_F(HolderTest, ReplicateMakesAnotherReplica) {
+  SaveProtected(10);
+  Commit(10);
+  const std::string digest = digest_;
+  ASSERT_TRUE(Replicate(1, 10, {2, 3}).ok());
+  ASSERT_TRUE(cluster_.RunUntil(
+      [&] { return cluster_.HasBytes(2, Name(10), 10) && cluster_.HasBytes(3, Name(10), 10); }));
+  digest_ = std::string(16, 'x');
+  EXPECT_EQ(Replicate(1, 10, {2}).status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(HolderTest, ARestoreReadsFromAllHolders) {
+  SaveProtected(10);
+  Commit(10);
+  const auto open = Fetch(3, 10, {0, 1, 2});  // Node 2 has nothing.
+  ASSERT_TRUE(open.ok()) << open.status();
+  EXPECT_FALSE(open->local);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.HasBytes(3, Name(10), 10); }));
+  EXPECT_TRUE(cluster_.RunUntil(
+      [&] { return cluster_.node(3).fetches->StatsOf(Name(10))->bytes_remote == kBytes; }));
+}
+
+TEST_F(HolderTest, ADeadSourceIsReplaced) {
+  SaveProtected(10);
+  Commit(10);
+  cluster_.network().SetStalled(cluster_.id(0), true);
+  const auto open = Fetch(3, 10, {0, 1});
+  ASSERT_TRUE(open.ok()) << open.status();
+  cluster_.Kill(0);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.HasBytes(3, Name(10), 10); }));
+}
+
+TEST_F(HolderTest, ADamagedSourceIsReplacedAndSetAside) {
+  SaveProtected(10);
+  Commit(10);
+  cluster_.node(1).table->Find(Name(10))->memory->data()[0] ^= std::byte{1};
+  const auto open = Fetch(3, 10, {1, 0});
+  ASSERT_TRUE(open.ok()) << open.status();
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.HasBytes(3, Name(10), 10); }));
+  EXPECT_TRUE(cluster_.RunUntil([&] {
+    return cluster_.node(1).table->Find(Name(10))->state == store::ShardState::kQuarantined;
+  }));
+}
+
+TEST_F(HolderTest, BytesThatNobodyHasIntactAreAnError) {
+  SaveProtected(10);
+  Commit(10);
+  for (const int node : {0, 1}) {
+    cluster_.node(node).table->Find(Name(10))->memory->data()[kTestChunkBytes] ^= std::byte{1};
+  }
+  const auto open = Fetch(3, 10, {0, 1});
+  ASSERT_TRUE(open.ok()) << open.status();
+  const SlotControlView control(open->memory->control(), open->memory->geometry());
+  ASSERT_TRUE(cluster_.RunUntil([&] { return control.State(1) == ChunkState::kChunkFailed; }));
+  EXPECT_FALSE(cluster_.Holds(3, Name(10)));
+  ASSERT_TRUE(cluster_.RunUntil([&] {
+    return cluster_.node(3).fetches->StatsOf(Name(10))->outcome.code() == StatusCode::kCorrupt;
+  }));
+  ASSERT_EQ(cluster_.node(3).fetches->Close(open->fetch), Status::Ok());
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.node(3).table->Find(Name(10)) == nullptr; }));
+}
+
+TEST_F(HolderTest, ABadLocalCopyIsReadFromAPeer) {
+  SaveProtected(10);
+  Commit(10);
+  cluster_.node(0).table->Find(Name(10))->memory->data()[0] ^= std::byte{1};
+  auto open = Fetch(0, 10, {0, 1});
+  ASSERT_TRUE(open.ok() && open->local);
+  std::optional<bool> reopened;
+  cluster_.node(0).fetches->ReportBad(open->fetch,
+                                      [&](const Result<bool>& moved) { reopened = *moved; });
+  ASSERT_TRUE(cluster_.RunUntil([&] { return reopened.has_value(); }));
+  EXPECT_TRUE(*reopened);
+  ASSERT_EQ(cluster_.node(0).fetches->Close(open->fetch), Status::Ok());
+  open = Fetch(0, 10, {0, 1});
+  ASSERT_TRUE(open.ok()) << open.status();
+  EXPECT_FALSE(open->local);
+  EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.HasBytes(0, Name(10), 10); }));
+}
+
+TEST_F(HolderTest, ForeignOffersAreRefused) {
+  SaveProtected(10);
+  wire::Request request;
+  *request.mutable_offer()->mutable_shard() = ToWire(Name(30));
+  request.mutable_offer()->set_used_bytes(kBytes);
+  request.mutable_offer()->set_chunk_bytes(kTestChunkBytes);
+  EXPECT_EQ(cluster_.Call(1, request).status().code(), StatusCode::kInvalidArgument);
+  request.mutable_offer()->set_chunk_bytes(3);
+  EXPECT_EQ(cluster_.Call(1, request).status().code(), StatusCode::kInvalidArgument);
+  request.mutable_offer()->clear_shard();
+  EXPECT_EQ(cluster_.Call(1, request).status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace backstay::replication

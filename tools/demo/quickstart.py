@@ -157,7 +157,7 @@ class Demo:
         kind = event["event"]
         if kind == "step" and member.rank == 0:
             self.progress.show(f"step {event['step']} of {self.o.steps}, loss {event['loss']:.3f}, "
-                               f"{event['tokens_per_s']:.0f} tokens/s")
+                               f"{event['seconds'] * 1000:.0f} ms a step")
         if (kind == "save_begun" and self.killed_ms is None and self.o.kill != "none"
                 and member in self._victim_members() and self._commits() >= KILL_AFTER_COMMITS):
             self._kill(event["step"])

@@ -58,9 +58,9 @@ ClusterOptions OptionsOf(Random& random) {
 }
 
 // One run: train, break something, recover, be protected again; then the same with the next fault.
-class Run {
+class Scenario {
  public:
-  explicit Run(uint64_t seed) : random_(seed ^ 0x5eed), cluster_(seed, OptionsOf(random_)) {}
+  explicit Scenario(uint64_t seed) : random_(seed ^ 0x5eed), cluster_(seed, OptionsOf(random_)) {}
 
   void All() {
     ASSERT_TRUE(cluster_.Start(kStartLimit)) << cluster_.Describe();
@@ -230,7 +230,7 @@ std::vector<uint64_t> Seeds() {
 TEST(Cluster, SurvivesWhatThePolicyPromises) {
   for (const uint64_t seed : Seeds()) {
     SCOPED_TRACE(ReplayCommand(seed));
-    Run run(seed);
+    Scenario run(seed);
     run.All();
     if (HasFatalFailure()) return;
   }
@@ -255,7 +255,7 @@ TEST(Cluster, SurvivesWhatThePolicyPromises) {
 TEST(Cluster, SameSeedSameTrace) {
   uint64_t traces[2] = {};
   for (uint64_t& trace : traces) {
-    Run run(7);
+    Scenario run(7);
     run.All();
     if (HasFatalFailure()) return;
     trace = run.cluster().trace();

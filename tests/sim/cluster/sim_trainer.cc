@@ -62,14 +62,14 @@ void SimTrainer::Claim() {
 
 void SimTrainer::Fail(const Status& why) {
   last_error_ = why;
-  reading_.reset();
+  StopReading();
   state_ = State::kFailed;
 }
 
 void SimTrainer::Join(const AttemptUuid& uuid) {
   round_ += 1;
   state_ = State::kReconfiguring;
-  reading_.reset();
+  StopReading();
   writing_.reset();
   replication::ReconfigureRequest request;
   request.uuid = uuid;
@@ -85,8 +85,16 @@ void SimTrainer::Join(const AttemptUuid& uuid) {
       }));
 }
 
+// What is open for reading stays pinned.
+void SimTrainer::StopReading() {
+  if (reading_ && reading_->fetch.memory != nullptr)
+    trainer_->CloseShard(reading_->fetch.fetch, [](const Status&) {});
+  reading_.reset();
+}
+
 void SimTrainer::OnDecision(const Result<replication::DecisionReply>& decision) {
   if (!decision.ok()) return Fail(decision.status());
+  StopReading();
   reading_.emplace();
   reading_->decision = *decision;
   if (decision->fresh) return Finish(Status::Ok());
@@ -145,7 +153,11 @@ void SimTrainer::ReportBad(uint32_t chunk) {
                             lifetime_.Wrap([this, round = round_](const Result<bool>& reopened) {
                               if (round != round_ || !reading_) return;
                               if (!reopened.ok()) return Finish(reopened.status());
-                              if (*reopened) return Fetch();
+                              if (*reopened) {
+                                trainer_->CloseShard(reading_->fetch.fetch, [](const Status&) {});
+                                reading_->fetch = {};
+                                return Fetch();
+                              }
                               ReadChunks();
                             }));
 }
@@ -167,7 +179,7 @@ void SimTrainer::Finish(const Status& outcome) {
 
 void SimTrainer::OnFinished(const Result<replication::FinishRestoreReply>& reply) {
   if (!reply.ok()) return Fail(reply.status());
-  if (!reply->resumed) return OnDecision(reply->next);
+  if (!reply->resumed) return OnDecision(replication::DecisionReply(reply->next));
   const replication::DecisionReply& decision = reading_->decision;
   uint64_t content = 0;
   std::optional<SnapshotId> base;
@@ -185,7 +197,7 @@ void SimTrainer::OnFinished(const Result<replication::FinishRestoreReply>& reply
   }
   generation_ = decision.generation;
   auditor_->OnResumed(generation_, plan_.rank, base, history_, content);
-  reading_.reset();
+  StopReading();
   state_ = State::kTraining;
 }
 

@@ -93,6 +93,7 @@ class SimTrainer : public replication::TrainerListener {
   void ReadChunks();
   // Asks for another copy of a chunk that does not match the manifest.
   void ReportBad(uint32_t chunk);
+  void StopReading();
   void Finish(const Status& outcome);
   void OnFinished(const Result<replication::FinishRestoreReply>& reply);
   void OnBegun(const Result<replication::BeginReply>& begun);

@@ -121,6 +121,7 @@ bool Callers::Add(const NodeInstance& from, const Reconfigure& request, Instant 
   caller.node = from;
   caller.request = request;
   caller.deadline = now + (wish == Duration() ? kTimeoutDefault : std::min(wish, kTimeoutMax));
+  caller.missed_since = Instant();
   caller.reply = std::move(reply);
   return true;
 }
@@ -143,7 +144,7 @@ void Callers::FailAll(const Status& why) {
   while (!groups_.empty()) Fail(AttemptUuid(groups_.begin()->first), why);
 }
 
-void Callers::DropGone(const std::function<bool(const Caller&)>& is_gone) {
+void Callers::DropGone(const std::function<bool(Caller&)>& is_gone) {
   for (auto& [uuid, group] : groups_) {
     for (auto it = group.callers.begin(); it != group.callers.end();) {
       if (!is_gone(it->second)) {

@@ -23,6 +23,7 @@ struct Caller {
   NodeInstance node;
   replication::wire::Reconfigure request;
   Deadline deadline;
+  Instant missed_since;              // Its trainer is not seen alive; zero: it is.
   replication::ReplyFunction reply;  // Of its newest call; empty once answered.
 };
 
@@ -63,7 +64,7 @@ class Callers {
   void Fail(const AttemptUuid& uuid, const Status& why);
   void FailAll(const Status& why);
   // Forgets callers whose trainer or node `is_gone`.
-  void DropGone(const std::function<bool(const Caller&)>& is_gone);
+  void DropGone(const std::function<bool(Caller&)>& is_gone);
   // Answers callers whose deadline has passed, with what `why` says of their group.
   void Expire(Instant now, const std::function<Status(const AttemptUuid&, const CallGroup&)>& why);
   // Forgets groups but `current` that nobody waits in.

@@ -80,12 +80,7 @@ void Reconfigurer::OnReconfigure(const Request& request, replication::ReplyFunct
 void Reconfigurer::Step() {
   if (!leader_.loaded() || !leader_.exists()) return;
   if (IsDecided(AttemptUuid(record().decision().uuid()))) LearnSources();
-  callers_.DropGone([this](const Caller& caller) {
-    if (!leader_.members().current) return false;
-    if (leader_.members().Find(caller.node) == nullptr) return true;
-    return caller.request.trainer() != 0 && leader_.trainers().Heard(caller.node) &&
-           !leader_.trainers().IsLive(caller.request.trainer());
-  });
+  callers_.DropGone([this](Caller& caller) { return IsGone(caller); });
   callers_.Expire(seams_.executor->Now(), [this](const AttemptUuid& uuid, const CallGroup& group) {
     return WhyExpired(uuid, group);
   });
@@ -101,6 +96,21 @@ void Reconfigurer::Step() {
   }
   AnswerReports();
   if (leader_.members().current) round_.Step(members());
+}
+
+// A trainer that its node has not listed for a while. Not at once: what the node said may be older
+// than the trainer.
+bool Reconfigurer::IsGone(Caller& caller) const {
+  if (!leader_.members().current) return false;
+  if (leader_.members().Find(caller.node) == nullptr) return true;
+  if (caller.request.trainer() == 0 || !leader_.trainers().Heard(caller.node) ||
+      leader_.trainers().IsLive(caller.request.trainer())) {
+    caller.missed_since = Instant();
+    return false;
+  }
+  const Instant now = seams_.executor->Now();
+  if (caller.missed_since == Instant()) caller.missed_since = now;
+  return now - caller.missed_since >= 2 * config_.announce_interval;
 }
 
 // ---- Until the decision -----------------------------------------------------------------------

@@ -69,6 +69,7 @@ class Reconfigurer {
   };
 
   void Step();
+  bool IsGone(Caller& caller) const;
   // ---- Until the decision ----
   Status WhyExpired(const AttemptUuid& uuid, const CallGroup& group) const;
   // Nothing: may go on. Else what is waited for.

@@ -95,8 +95,10 @@ void Admission::OnAdmitShard(const NodeInstance& from, const wire::AdmitShard& r
     if (member.primary.node != from.node) member.earlier_primaries.insert(member.primary.node);
   }
   member.earlier_primaries.erase(from.node);
-  const bool same = !is_new && member.primary == from &&
-                    member.size_bytes == request.size_bytes() &&
+  // The holders of a job that has ended let go of what they had promised.
+  if (record_.exists() && record_.record().ended()) member.targets.clear();
+  const bool same = !is_new && record_.exists() && !record_.record().ended() &&
+                    member.primary == from && member.size_bytes == request.size_bytes() &&
                     member.versions == request.versions() && member.replicas == request.replicas();
   if (member.size_bytes != request.size_bytes() || member.versions != request.versions()) {
     for (auto& [node, target] : member.targets) target.state = ReplicaTarget::State::kWanted;

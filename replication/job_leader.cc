@@ -68,6 +68,7 @@ void JobLeader::Start() {
 
 void JobLeader::Tick() {
   repair_needed_ = true;
+  if (members().revision != members_revision_) members_changed_ = true;
   Poke();
   tick_timer_ = seams_.executor->RunAfter(kTick, lifetime_.Wrap([this] { Tick(); }));
 }
@@ -106,6 +107,10 @@ void JobLeader::OnRecordChanged() {
   const wire::JobRecord& record = record_.record();
   calls_.SetGeneration(Generation(record.generation()));
   seams_.router->RaiseFence(job_, Generation(record.generation()), term_);
+  if (record.decision().resumed() && resumed_generation_ != Generation(record.generation())) {
+    resumed_generation_ = Generation(record.generation());
+    trainers_.ForgetHeard();
+  }
   tracker_.SetPolicy(record.replicas());
   tracker_.Forget([this](const SnapshotId& id) { return IsWanted(id); });
   announcer_.Changed();
@@ -128,6 +133,7 @@ void JobLeader::UpdateMembers() {
   const MembershipView& view = seams_.membership->view();
   if (view.revision == 0 || !view.current) return;  // Absence from it is not death.
   members_changed_ = false;
+  members_revision_ = view.revision;
   std::set<NodeInstance> alive;
   LiveDomains domains;
   const std::map<NodeId, std::string> domain_of = FailureDomains(view.members);

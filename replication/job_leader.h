@@ -128,9 +128,11 @@ class JobLeader {
 
   bool step_posted_ = false;
   bool members_changed_ = true;
+  Revision members_revision_ = 0;  // Of the view that was last taken in.
   bool repair_needed_ = true;
   std::set<NodeInstance> alive_;
   Instant last_loss_;
+  Generation resumed_generation_;
   uint64_t told_assignments_ = 0;  // admission_.version() of the index below.
   // The assignments that concern a node: as the primary's, a replica's or an earlier primary's.
   std::map<NodeId, std::vector<wire::Assignment>> assignments_;

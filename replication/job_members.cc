@@ -32,6 +32,10 @@ void LiveTrainers::OnAdmitted(const NodeInstance& from, const wire::LiveTrainer&
   node->trainers[trainer.trainer()] = trainer;
 }
 
+void LiveTrainers::ForgetHeard() {
+  for (auto& [id, node] : nodes_) node.heard = false;
+}
+
 void LiveTrainers::KeepOnly(const std::map<NodeId, Member>& members) {
   std::erase_if(nodes_, [&](const auto& entry) {
     const auto member = members.find(entry.first);

@@ -27,6 +27,8 @@ class LiveTrainers {
                 const google::protobuf::RepeatedPtrField<wire::LiveTrainer>& trainers);
   // One more on `from`; its other trainers are not known by this.
   void OnAdmitted(const NodeInstance& from, const wire::LiveTrainer& trainer);
+  // Trainers have entered a generation: what nodes said before may not know it.
+  void ForgetHeard();
   // Forgets starts of nodes that are not alive.
   void KeepOnly(const std::map<NodeId, Member>& members);
 

@@ -344,7 +344,8 @@ wire::JobRecord LeaderFixture::ReadRecord() {
 }
 
 bool LeaderFixture::CommitIsRecorded(uint64_t step) {
-  for (const wire::RecordedSnapshot& committed : ReadRecord().committed()) {
+  const wire::JobRecord record = ReadRecord();
+  for (const wire::RecordedSnapshot& committed : record.committed()) {
     if (committed.step() == step) return true;
   }
   return false;
@@ -358,7 +359,8 @@ wire::LeaderStatusReply LeaderFixture::ReadStatus() {
 }
 
 bool LeaderFixture::Happened(std::string_view what) {
-  for (const wire::TimelineEvent& event : ReadStatus().timeline()) {
+  const wire::LeaderStatusReply shown = ReadStatus();
+  for (const wire::TimelineEvent& event : shown.timeline()) {
     if (event.what() == what) return true;
   }
   return false;

@@ -80,12 +80,11 @@ void Reconfigurer::OnReconfigure(const Request& request, replication::ReplyFunct
 void Reconfigurer::Step() {
   if (!leader_.loaded() || !leader_.exists()) return;
   if (IsDecided(AttemptUuid(record().decision().uuid()))) LearnSources();
-  callers_.DropGone([this](Caller& caller) { return IsGone(caller); });
-  callers_.Expire(seams_.executor->Now(), [this](const AttemptUuid& uuid, const CallGroup& group) {
-    return WhyExpired(uuid, group);
-  });
+  Sweep();
   AnswerDecided();
-  callers_.DropIdle(AttemptUuid(record().decision().uuid()));
+  // A new leader gathers the calls again until it knows what all ranks asked for.
+  const bool gathers = decided_request_.world_size == 0 && !record().decision().resumed();
+  callers_.DropIdle(gathers ? decided_uuid_ : AttemptUuid());
   std::erase_if(announced_, [&](const AttemptUuid& uuid) { return !callers_.Find(uuid); });
   if (busy_ == Busy::kNo) {
     if (const std::optional<AttemptUuid> uuid = FindComplete(); uuid.has_value()) {
@@ -98,13 +97,24 @@ void Reconfigurer::Step() {
   if (leader_.members().current) round_.Step(members());
 }
 
+// Answers and forgets those whose time is over. At intervals: it looks at every caller.
+void Reconfigurer::Sweep() {
+  const Instant now = seams_.executor->Now();
+  if (now < next_sweep_) return;
+  next_sweep_ = now + kSweepInterval;
+  callers_.DropGone([this](Caller& caller) { return IsGone(caller); });
+  callers_.Expire(now, [this](const AttemptUuid& uuid, const CallGroup& group) {
+    return WhyExpired(uuid, group);
+  });
+}
+
 // A trainer that its node has not listed for a while. Not at once: what the node said may be older
 // than the trainer.
 bool Reconfigurer::IsGone(Caller& caller) const {
   if (!leader_.members().current) return false;
   if (leader_.members().Find(caller.node) == nullptr) return true;
   if (caller.request.trainer() == 0 || !leader_.trainers().Heard(caller.node) ||
-      leader_.trainers().IsLive(caller.request.trainer())) {
+      leader_.trainers().IsLive(caller.node, caller.request.trainer())) {
     caller.missed_since = Instant();
     return false;
   }

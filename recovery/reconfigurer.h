@@ -35,6 +35,7 @@ class Reconfigurer {
  public:
   // A node's report is held this long for an outcome before it is told that there is none yet.
   static constexpr Duration kReportHold = std::chrono::seconds(1);
+  static constexpr Duration kSweepInterval = std::chrono::milliseconds(50);
   // Between two plans while something is unknown.
   static constexpr Duration kPlanInterval = std::chrono::milliseconds(20);
 
@@ -69,6 +70,7 @@ class Reconfigurer {
   };
 
   void Step();
+  void Sweep();
   bool IsGone(Caller& caller) const;
   // ---- Until the decision ----
   Status WhyExpired(const AttemptUuid& uuid, const CallGroup& group) const;
@@ -109,6 +111,7 @@ class Reconfigurer {
   Callers callers_;
   InventoryRound round_;
   Busy busy_ = Busy::kNo;
+  Instant next_sweep_;
   Instant next_plan_;
   Plan waiting_plan_;                // The last one that waits; for messages.
   std::set<AttemptUuid> announced_;  // Of which the timeline knows that all are present.

@@ -57,7 +57,7 @@ Status Admission::CheckAgainstOthers(const ShardId& shard, const wire::AdmitShar
     return NoSpace("job " + job_.value + " has " + std::to_string(kWorldSizeMax) + " shards");
   }
   for (const auto& [id, member] : members_) {
-    if (id == shard || !trainers_.IsLive(member.trainer)) continue;
+    if (id == shard || !trainers_.IsLive(member.primary, member.trainer)) continue;
     if (member.world_size != request.world_size() || member.replicas != request.replicas() ||
         member.versions != request.versions()) {
       return InvalidArgument(

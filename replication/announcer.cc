@@ -23,11 +23,15 @@ void Announcer::SetNodes(const std::map<NodeId, Member>& members) {
     if (listener.node == member.record.instance) continue;
     listener.node = member.record.instance;
     listener.retry_delay = config_.retry_min;
+    look_needed_ = true;
   }
 }
 
 void Announcer::Step() {
   const Instant now = seams_.executor->Now();
+  if (!look_needed_ && now < next_look_) return;
+  look_needed_ = false;
+  next_look_ = now + kLookInterval;
   for (auto& [id, listener] : listeners_) {
     if (listener.in_flight) continue;
     // News is sent at once to whoever answered last time; else the retry decides.
@@ -65,6 +69,7 @@ void Announcer::OnReply(const NodeInstance& node, uint64_t version,
   listener.retry_delay = config_.retry_min;
   listener.next = now + config_.announce_interval;
   listener.answered_version = std::max(listener.answered_version, version);
+  if (listener.answered_version < version_) look_needed_ = true;
   on_answer_(node, reply->job_state());
 }
 

@@ -20,6 +20,8 @@ namespace backstay::replication {
 //          from the beginning. One message to a node is under way at a time.
 class Announcer {
  public:
+  static constexpr Duration kLookInterval = std::chrono::milliseconds(20);
+
   // What to tell `node` now; built when it is sent, so that a change costs nothing by itself.
   using MakeState = std::function<wire::JobState(const NodeId& node)>;
   using OnAnswer = std::function<void(const NodeInstance& from, const wire::JobStateReply& answer)>;
@@ -30,7 +32,10 @@ class Announcer {
   Announcer& operator=(const Announcer&) = delete;
 
   // There is news for everybody.
-  void Changed() { ++version_; }
+  void Changed() {
+    ++version_;
+    look_needed_ = true;
+  }
   void SetNodes(const std::map<NodeId, Member>& members);
   void Step();
   // Nodes that have not answered the newest state, for people.
@@ -56,6 +61,9 @@ class Announcer {
   const MakeState make_state_;
   const OnAnswer on_answer_;
   uint64_t version_ = 1;
+  // Else a step has nothing to do before `next_look_`: most steps of a leader are none of its.
+  bool look_needed_ = true;
+  Instant next_look_;
   std::map<NodeId, Listener> listeners_;
   Lifetime lifetime_;
 };

@@ -68,6 +68,7 @@ void JobLeader::Start() {
 
 void JobLeader::Tick() {
   repair_needed_ = true;
+  inventory_needed_ = true;
   if (members().revision != members_revision_) members_changed_ = true;
   Poke();
   tick_timer_ = seams_.executor->RunAfter(kTick, lifetime_.Wrap([this] { Tick(); }));
@@ -97,7 +98,7 @@ void JobLeader::Step() {
   admission_.Step();
   if (admission_.version() != told_assignments_) IndexAssignments();
   StepCommits();
-  StepInventory();
+  if (inventory_needed_) StepInventory();
   if (repair_needed_) StepRepairs();
   if (listener_) listener_();
   announcer_.Step();
@@ -163,6 +164,7 @@ void JobLeader::UpdateMembers() {
   announcer_.SetNodes(view.members);
   admission_.OnMembershipChanged();
   repair_needed_ = true;
+  inventory_needed_ = true;
 }
 
 void JobLeader::OnAdmitShard(const wire::Request& request, ReplyFunction reply) {
@@ -403,6 +405,7 @@ void JobLeader::Abandon(const SnapshotId& id, const std::string& why) {
 // ---- Replicas ---------------------------------------------------------------------------------
 
 void JobLeader::StepInventory() {
+  inventory_needed_ = false;
   if (!record_.exists() || record_.record().ended()) return;
   const Instant now = seams_.executor->Now();
   for (auto& [id, inventory] : inventories_) {
@@ -529,7 +532,7 @@ wire::JobState JobLeader::MakeState(const NodeId& node) const {
   if (repairer_.last_plan().under_protected_count == 0) return state;
   for (const SnapshotId& id : KeptSet(record_.record())) {
     const TrackedSnapshot* snapshot = tracker_.Find(id);
-    if (snapshot == nullptr) continue;
+    if (snapshot == nullptr || !OnLineage(record_.record(), id)) continue;
     for (const auto& [shard_id, shard] : snapshot->shards) {
       if (tracker_.IsShardProtected(shard)) continue;
       if (state.under_protected_size() == kHealthsMax) return state;

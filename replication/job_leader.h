@@ -130,6 +130,7 @@ class JobLeader {
   bool members_changed_ = true;
   Revision members_revision_ = 0;  // Of the view that was last taken in.
   bool repair_needed_ = true;
+  bool inventory_needed_ = true;
   std::set<NodeInstance> alive_;
   Instant last_loss_;
   Generation resumed_generation_;

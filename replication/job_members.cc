@@ -44,9 +44,10 @@ void LiveTrainers::KeepOnly(const std::map<NodeId, Member>& members) {
   });
 }
 
-bool LiveTrainers::IsLive(uint64_t trainer) const {
-  return std::ranges::any_of(
-      nodes_, [&](const auto& entry) { return entry.second.trainers.contains(trainer); });
+bool LiveTrainers::IsLive(const NodeInstance& node, uint64_t trainer) const {
+  const auto it = nodes_.find(node.node);
+  return it != nodes_.end() && it->second.incarnation == node.incarnation &&
+         it->second.trainers.contains(trainer);
 }
 
 bool LiveTrainers::Heard(const NodeInstance& node) const {

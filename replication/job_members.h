@@ -32,7 +32,7 @@ class LiveTrainers {
   // Forgets starts of nodes that are not alive.
   void KeepOnly(const std::map<NodeId, Member>& members);
 
-  bool IsLive(uint64_t trainer) const;
+  bool IsLive(const NodeInstance& node, uint64_t trainer) const;
   bool Heard(const NodeInstance& node) const;
   bool HasTrainers(const NodeId& node) const;
   // Trainers that are in `generation`, by their process number.

@@ -280,9 +280,17 @@ void AdminQueries::EndJob(const wire::EndJobRequest& request, StatusCompletion d
   ReadJob(job, [this, job, drop = request.drop_state(),
                 done = std::move(done)](const Result<JobEntry>& entry) {
     if (!entry.ok()) return done(entry.status());
-    if (entry->leader.node.empty()) return EndUnledJob(job, *entry, drop, done);
+    if (!entry->record_status.ok()) return done(entry->record_status);
+    if (entry->record.ended()) return done(Status::Ok());
+    if (!drop && entry->record.committed_size() > 0) {
+      return done(InvalidArgument("job " + store::QuoteName(job.value) +
+                                  " has committed snapshots; add --drop-state to give them up"));
+    }
+    if (entry->leader.node.empty()) return EndUnledJob(job, entry->record_revision, done);
     replication::wire::Request message;
-    message.mutable_end_job()->set_drop(drop);
+    // To a leader, ending a job and letting go of its state are one; without, it only lets trainers
+    // leave.
+    message.mutable_end_job()->set_drop(true);
     message.mutable_end_job()->set_token_digest(entry->token_digest);
     Send(entry->leader, job, std::move(message), kEndJobTimeout,
          [done](const Result<replication::wire::Reply>& reply) { done(reply.status()); });
@@ -290,18 +298,10 @@ void AdminQueries::EndJob(const wire::EndJobRequest& request, StatusCompletion d
 }
 
 // No live node has anything of it, so nobody was elected: only its record is left to end.
-void AdminQueries::EndUnledJob(const JobName& job, const JobEntry& entry, bool drop_state,
+void AdminQueries::EndUnledJob(const JobName& job, replication::Revision revision,
                                StatusCompletion done) {
-  if (!entry.record_status.ok()) return done(entry.record_status);
-  if (entry.record.ended()) return done(Status::Ok());
-  if (!drop_state && entry.record.committed_size() > 0) {
-    return done(InvalidArgument("job " + store::QuoteName(job.value) +
-                                " has committed snapshots, though no live node holds them; add "
-                                "--drop-state to give them up"));
-  }
   using replication::Compare;
   const std::string key = replication::JobRecordKey(job);
-  const replication::Revision revision = entry.record_revision;
   auto read = [this, job, key, revision, done](const Result<RangeResult>& range) {
     if (!range.ok()) return done(range.status());
     const KeyValue* pair = FindPair(*range, key);

@@ -120,8 +120,7 @@ class AdminQueries {
   void AskLeader(const JobName& job, const NodeInstance& leader, wire::JobReply reply,
                  Completion<wire::JobReply> done);
   void AskAnyLeader(const JobName& job, wire::JobReply reply, Completion<wire::JobReply> done);
-  void EndUnledJob(const JobName& job, const JobEntry& entry, bool drop_state,
-                   StatusCompletion done);
+  void EndUnledJob(const JobName& job, replication::Revision revision, StatusCompletion done);
 
   // Generation 0: where the step is committed, else the newest generation that has it.
   void FindSnapshot(const JobName& job, uint64_t step, uint64_t generation,

@@ -21,7 +21,7 @@ std::string CommandWords() {
 std::string Bash() {
   return "# bash completion for backstay: source <(backstay completion bash)\n"
          "_backstay() {\n"
-         "  local cur=${COMP_WORDS[COMP_CWORD]} command= position=0 i word\n"
+         "  local cur=${COMP_WORDS[COMP_CWORD]} command='' position=0 i word\n"
          "  COMPREPLY=()\n"
          "  for ((i = 1; i < COMP_CWORD; ++i)); do\n"
          "    word=${COMP_WORDS[i]}\n"

@@ -124,7 +124,11 @@ std::optional<LastCommit> FindLastCommit(const wire::JobReply& job) {
   for (const SnapshotStatus& snapshot : job.leader().snapshots()) {
     const SnapshotId id{Generation(snapshot.snapshot().generation()),
                         Step(snapshot.snapshot().step())};
-    if (snapshot.state() != SnapshotStatus::COMMITTED) continue;
+    // Above the lineage's last committed step lie those that a reconfiguration left behind.
+    if (snapshot.state() != SnapshotStatus::COMMITTED ||
+        id.step.value > job.leader().state().last_committed_step()) {
+      continue;
+    }
     // The leader may be ahead of the record that was read before it was asked; without a record
     // (the metadata store is out of reach) its newest one counts.
     if (last.has_value() && id < last->snapshot) continue;
@@ -147,6 +151,8 @@ const SnapshotStatus* FindUncommitted(const wire::JobReply& job) {
     return std::pair(s.snapshot().generation(), s.snapshot().step());
   };
   for (const SnapshotStatus& snapshot : job.leader().snapshots()) {
+    // What earlier generations left behind is nobody's next commit.
+    if (snapshot.snapshot().generation() != job.leader().generation()) continue;
     if (newest == nullptr || key(snapshot) > key(*newest)) newest = &snapshot;
   }
   const bool committed = newest == nullptr || newest->state() == SnapshotStatus::COMMITTED ||

@@ -370,6 +370,8 @@ TEST_F(AdminQueriesTest, ADroppedVerificationAsksNobodyElse) {
 
 TEST_F(AdminQueriesTest, EndingAJobIsItsLeadersBusiness) {
   AddJob("job", "node-2");
+  EXPECT_EQ(End("job", false).code(), StatusCode::kInvalidArgument);  // It has snapshots.
+  EXPECT_TRUE(messenger_.sent.empty());
   EXPECT_TRUE(End("job", true).ok());
   const auto& [node, request] = messenger_.sent.back();
   EXPECT_EQ(node, "node-2");

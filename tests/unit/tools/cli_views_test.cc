@@ -63,6 +63,7 @@ wire::JobReply HealthyJob() {
   decision.set_resumed(true);
   auto& leader = *job.mutable_leader();
   leader.set_generation(2);
+  leader.mutable_state()->set_last_committed_step(120);
   leader.set_world_size(2);
   leader.set_replicas(1);
   leader.set_versions(2);
@@ -138,6 +139,27 @@ TEST(Verdict, AnAbandonedNewestIsStuckUntilANewerCommit) {
   EXPECT_EQ(Judge(job).condition, Condition::kFine);
   AddSnapshot(job, 130, SnapshotStatus::ABANDONED, 900).set_reason("tags differ");
   EXPECT_THAT(Judge(job).text, StartsWith("stuck: step 130 was given up: tags differ"));
+}
+
+// Goal:   what a reconfiguration left behind is neither the last commit nor a stuck save.
+// Method: step 115 of generation 1 is committed but off the lineage, step 118 was being saved.
+TEST(Verdict, LeftoversOfEarlierGenerationsDoNotCount) {
+  wire::JobReply job = HealthyJob();
+  job.mutable_record()->clear_committed();
+  auto& base = *job.mutable_record()->add_committed();
+  base.set_generation(1);
+  base.set_step(100);
+  job.mutable_leader()->mutable_state()->set_last_committed_step(100);
+  job.mutable_leader()->clear_snapshots();
+  for (const uint64_t step : {100, 115, 118}) {
+    AddSnapshot(job, step, step == 118 ? SnapshotStatus::SAVING : SnapshotStatus::COMMITTED, 60'000)
+        .mutable_snapshot()
+        ->set_generation(1);
+  }
+  EXPECT_EQ(FindLastCommit(job)->snapshot, (SnapshotId{Generation(1), Step(100)}));
+  EXPECT_EQ(FindUncommitted(job), nullptr);
+  job.clear_record();  // Without the metadata store the leader's word is enough.
+  EXPECT_EQ(FindLastCommit(job)->snapshot, (SnapshotId{Generation(1), Step(100)}));
 }
 
 TEST(Verdict, ReconfigurationNamesWhoIsMissing) {

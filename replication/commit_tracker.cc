@@ -174,6 +174,28 @@ TrackedShard* CommitTracker::FindOrAddShard(TrackedSnapshot& snapshot, const Sha
   return &shard;
 }
 
+void CommitTracker::NoteBegun(const SnapshotId& id, const ShardId& shard) {
+  const auto known = newest_begun_.find(shard);
+  if (known != newest_begun_.end() && known->second >= id) return;
+  if (known == newest_begun_.end() && newest_begun_.size() >= kWorldSizeMax) return;
+  newest_begun_[shard] = id;
+  for (auto it = snapshots_.begin(); it != snapshots_.end() && it->first < id; ++it) {
+    NotePassedOver(it->second);
+  }
+}
+
+void CommitTracker::NotePassedOver(TrackedSnapshot& snapshot) const {
+  if (!snapshot.passed_over.empty()) return;
+  for (const auto& [shard, newest] : newest_begun_) {
+    if (newest.generation != snapshot.id.generation || newest <= snapshot.id) continue;
+    if (snapshot.shards.contains(shard)) continue;
+    snapshot.passed_over = "shard " + shard.value +
+                           " was not saved at this step: its rank has begun step " +
+                           std::to_string(newest.step.value) + " already";
+    return;
+  }
+}
+
 Status CommitTracker::OnReport(const NodeInstance& from, const wire::ShardReport& report,
                                Instant now) {
   BACKSTAY_RETURN_IF_ERROR(CheckReport(report));
@@ -190,6 +212,7 @@ Status CommitTracker::OnReport(const NodeInstance& from, const wire::ShardReport
     return InvalidArgument(ToString(id) + ": " + snapshot->conflict);
   }
   TrackedShard& shard = *FindOrAddShard(*snapshot, shard_id, report.rank(), report.world_size());
+  NotePassedOver(*snapshot);
   if (report.began_unix_ms() != 0 &&
       (snapshot->began_unix_ms == 0 || report.began_unix_ms() < snapshot->began_unix_ms)) {
     snapshot->began_unix_ms = report.began_unix_ms();
@@ -203,6 +226,7 @@ Status CommitTracker::OnReport(const NodeInstance& from, const wire::ShardReport
   }
   shard.progress = std::max(shard.progress, report.progress());
   shard.reporter = from;
+  if (report.began_unix_ms() != 0) NoteBegun(id, shard_id);
   if (report.failed()) {
     shard.error = report.error().empty() ? std::string("no reason given") : report.error();
     snapshot->failed.insert(shard_id);
@@ -267,7 +291,8 @@ std::string CannotCommit(const TrackedSnapshot& snapshot) {
     const ShardId& id = *snapshot.failed.begin();
     return "the save of shard " + id.value + " failed: " + snapshot.shards.at(id).error;
   }
-  return "";
+  // The rest of a complete snapshot may have come from an inventory after it was passed over.
+  return snapshot.shards.size() < snapshot.world_size ? snapshot.passed_over : "";
 }
 
 Result<CommitProposal> ProposeCommit(const CommitTracker& tracker,

@@ -46,7 +46,8 @@ struct TrackedSnapshot {
   uint64_t bytes = 0;
   int64_t began_unix_ms = 0;
   Instant first_seen;
-  std::string conflict;  // Two contents under one name, or world sizes that differ.
+  std::string conflict;     // Two contents under one name, or world sizes that differ.
+  std::string passed_over;  // A rank began a newer step without this one: it will never have it.
 };
 
 // Which shards of which snapshots are protected by whom: built from the primaries' reports
@@ -89,6 +90,10 @@ class CommitTracker {
   std::vector<NodeInstance> LiveHolders(const TrackedShard& shard) const;
 
  private:
+  // Steps of a shard are begun in growing order, and a primary reports all of its open saves, in
+  // that order: one that has begun a newer step and is not part of this snapshot never will be.
+  void NoteBegun(const SnapshotId& id, const ShardId& shard);
+  void NotePassedOver(TrackedSnapshot& snapshot) const;
   TrackedSnapshot* FindOrAdd(const SnapshotId& id, uint32_t world_size, Instant now);
   TrackedShard* FindOrAddShard(TrackedSnapshot& snapshot, const ShardId& id, uint32_t rank,
                                uint32_t world_size);
@@ -102,6 +107,7 @@ class CommitTracker {
   uint32_t replica_count_ = 0;
   LiveDomains live_;
   std::map<SnapshotId, TrackedSnapshot> snapshots_;
+  std::map<ShardId, SnapshotId> newest_begun_;  // By a primary. At most kWorldSizeMax.
 };
 
 // Why the snapshot can never be committed, as far as single reports tell; empty: it may be.

@@ -390,7 +390,7 @@ ShardReplicator* SaveAgent::ReplicatorOf(const ShardName& name) {
 void SaveAgent::FillReports(std::vector<wire::ShardReport>* reports) const {
   const JobView& view = gate_.view();
   for (const auto& [snapshot, save] : saves_) {
-    if (save.state == SaveState::kFilling || save.state == SaveState::kCommitted) continue;
+    if (save.state == SaveState::kCommitted) continue;
     if (snapshot.generation < view.generation) continue;
     if (save.state == SaveState::kFailed && JudgeShard(view, save.name) == KeepVerdict::kDrop) {
       continue;  // The leader knows.

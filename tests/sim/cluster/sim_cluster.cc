@@ -402,9 +402,31 @@ std::string SimCluster::Describe() const {
   for (const SimNode& n : nodes_) {
     out << "\n  " << n.id.value << (n.node ? (n.joined ? " joined" : " joining") : " dead")
         << (n.cut ? ", cut off" : "");
-    if (n.node) out << ", " << n.node->Describe().ShortDebugString().substr(0, 600);
+    if (!n.node) continue;
+    const replication::wire::NodeStatusReply status = n.node->Describe();
+    out << ", start " << status.node().incarnation() << ", pinned " << status.pinned_bytes()
+        << ", in flight " << status.in_flight_bytes() << ", quarantined "
+        << status.quarantined_bytes();
+    for (const auto& job : status.jobs()) {
+      out << "; generation " << job.generation() << ", trainers " << job.trainers() << ":";
+      for (const auto& held : job.shards()) {
+        out << " " << held.shard().snapshot().generation() << "/" << held.shard().snapshot().step()
+            << "/" << held.shard().shard_id() << (held.primary() ? "p" : "")
+            << (held.committed() ? "c" : "");
+      }
+    }
   }
-  if (auditor_.record()) out << "\n  record: " << auditor_.record()->ShortDebugString();
+  if (auditor_.record()) {
+    const replication::wire::JobRecord& r = *auditor_.record();
+    out << "\n  record: generation " << r.generation() << ", closing '" << r.closing_uuid()
+        << "', base " << r.decision().base_generation() << "/" << r.decision().base_step()
+        << (r.decision().resumed() ? " resumed" : " not resumed") << ", last committed "
+        << r.last_committed_step() << ", last abandoned " << r.last_abandoned_step()
+        << ", first commit " << r.first_commit_done() << ", committed:";
+    for (const auto& kept : r.committed()) out << " " << kept.generation() << "/" << kept.step();
+  }
+  const std::optional<size_t> leader = LeaderNode();
+  out << "\n  leader: " << (leader ? nodes_[*leader].id.value : "nobody");
   return out.str();
 }
 

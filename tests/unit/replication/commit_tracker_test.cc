@@ -107,6 +107,34 @@ TEST_F(CommitTrackerTest, ALateReportOfAnEarlierStartTakesNothingBack) {
   EXPECT_EQ(snapshot().protected_count, 1u);
 }
 
+wire::ShardReport BegunAt(wire::ShardReport report, uint64_t step) {
+  report.mutable_shard()->mutable_snapshot()->set_step(step);
+  report.set_began_unix_ms(1000);
+  return report;
+}
+
+// Attack: one rank skips a save that the others make; their slots would hold it until its deadline.
+TEST_F(CommitTrackerTest, AStepThatARankPassedOverCanNeverCommit) {
+  Add(BegunAt(Report(0, {Start("a"), Start("b")}), 10));
+  EXPECT_EQ(CannotCommit(snapshot()), "");
+  Add(BegunAt(Report(1, {Start("a"), Start("b")}), 13));
+  EXPECT_THAT(CannotCommit(snapshot()), HasSubstr("shard 1 was not saved at this step"));
+  EXPECT_EQ(CannotCommit(*tracker_.Find(Id(1, 13))), "");
+}
+
+TEST_F(CommitTrackerTest, AStepIsPassedOverAlsoWhenItIsHeardOfLater) {
+  Add(BegunAt(Report(1, {Start("a"), Start("b")}), 13));
+  Add(BegunAt(Report(0, {Start("a"), Start("b")}), 10));
+  EXPECT_THAT(CannotCommit(snapshot()), HasSubstr("shard 1 was not saved at this step"));
+}
+
+TEST_F(CommitTrackerTest, ARankWithBothStepsPassesNothingOver) {
+  Add(BegunAt(Report(0, {Start("a"), Start("b")}), 10));
+  Add(BegunAt(Report(1, {Start("a")}), 10));
+  Add(BegunAt(Report(1, {Start("a"), Start("b")}), 13));
+  EXPECT_EQ(CannotCommit(snapshot()), "");
+}
+
 TEST_F(CommitTrackerTest, EachFailureDomainCountsOnce) {
   tracker_.SetLive({{Start("c"), "h3"}, {Start("c2"), "h3"}, {Start("b"), "h2"}});
   Add(Report(0, {Start("c"), Start("c2")}));

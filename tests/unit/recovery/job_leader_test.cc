@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "replication/timeline.h"
 #include "tests/unit/recovery/leader_fixture.h"
@@ -171,13 +172,13 @@ TEST_F(JobLeaderTest, NothingIsCommittedBeforeTheRanksHaveResumed) {
 // Attack: a holder restarts, its memory empty, between its acknowledgement and the commit.
 TEST_F(JobLeaderTest, AHolderThatRestartedDoesNotCount) {
   StartJob();
-  wire::ShardReport stale = LeaderFixture::MakeReport(1, 10, 0);
+  wire::ShardReport stale = cluster_.MakeReport(1, 10, 0);
   cluster_.AddHolder(stale, "a");
   cluster_.AddHolder(stale, "c");
   cluster_.Kill("c");
   cluster_.Revive("c");
   cluster_.Report("a", stale);
-  wire::ShardReport other = LeaderFixture::MakeReport(1, 10, 1);
+  wire::ShardReport other = cluster_.MakeReport(1, 10, 1);
   cluster_.AddHolder(other, "a");
   cluster_.AddHolder(other, "b");
   cluster_.Report("b", other);
@@ -189,10 +190,10 @@ TEST_F(JobLeaderTest, AHolderThatRestartedDoesNotCount) {
 // Attack: the leader's view of the membership is old; the holder is dead in the store already.
 TEST_F(JobLeaderTest, ACommitCountsOnlyOnHoldersThatTheStoreHoldsToBeAlive) {
   StartJob();
-  wire::ShardReport first = LeaderFixture::MakeReport(1, 10, 0);
+  wire::ShardReport first = cluster_.MakeReport(1, 10, 0);
   cluster_.AddHolder(first, "a");
   cluster_.AddHolder(first, "c");
-  wire::ShardReport second = LeaderFixture::MakeReport(1, 10, 1);
+  wire::ShardReport second = cluster_.MakeReport(1, 10, 1);
   cluster_.AddHolder(second, "a");
   cluster_.AddHolder(second, "b");
   // "c" leaves in the very turn of the last report: the leader has not heard of it.
@@ -209,7 +210,7 @@ TEST_F(JobLeaderTest, ACommitCountsOnlyOnHoldersThatTheStoreHoldsToBeAlive) {
 TEST_F(JobLeaderTest, TagsThatDifferAbandonTheSnapshot) {
   StartJob();
   for (const uint32_t rank : {0u, 1u}) {
-    wire::ShardReport report = LeaderFixture::MakeReport(1, 10, rank);
+    wire::ShardReport report = cluster_.MakeReport(1, 10, rank);
     wire::Tag* tag = report.add_tags();
     tag->set_name("samples");
     tag->set_value(std::to_string(rank));
@@ -225,7 +226,7 @@ TEST_F(JobLeaderTest, TagsThatDifferAbandonTheSnapshot) {
 
 TEST_F(JobLeaderTest, AFailedSaveIsAbandoned) {
   StartJob();
-  wire::ShardReport report = LeaderFixture::MakeReport(1, 10, 0);
+  wire::ShardReport report = cluster_.MakeReport(1, 10, 0);
   report.clear_digest();
   report.set_failed(true);
   report.set_error("no slot");
@@ -237,10 +238,10 @@ TEST_F(JobLeaderTest, AFailedSaveIsAbandoned) {
 // Giving up a step gives up all before it: so a failed one waits for the healthy ones before it.
 TEST_F(JobLeaderTest, AFailedSaveDoesNotTakeAnEarlierOneWithIt) {
   StartJob();
-  wire::ShardReport first = LeaderFixture::MakeReport(1, 10, 0);
+  wire::ShardReport first = cluster_.MakeReport(1, 10, 0);
   cluster_.AddHolder(first, "a");
   cluster_.Report("a", first);
-  wire::ShardReport failed = LeaderFixture::MakeReport(1, 20, 0);
+  wire::ShardReport failed = cluster_.MakeReport(1, 20, 0);
   failed.clear_digest();
   failed.set_failed(true);
   cluster_.Report("a", failed);
@@ -252,7 +253,7 @@ TEST_F(JobLeaderTest, AFailedSaveDoesNotTakeAnEarlierOneWithIt) {
 // Attack: one rank's partner dies, everyone's slots fill with a step that can never commit.
 TEST_F(JobLeaderTest, AtItsDeadlineASnapshotIsAbandoned) {
   StartJob();
-  wire::ShardReport report = LeaderFixture::MakeReport(1, 10, 0);
+  wire::ShardReport report = cluster_.MakeReport(1, 10, 0);
   cluster_.AddHolder(report, "a");
   cluster_.Report("a", report);
   cluster_.executor().RunFor(std::chrono::seconds(119));
@@ -263,7 +264,7 @@ TEST_F(JobLeaderTest, AtItsDeadlineASnapshotIsAbandoned) {
 
 TEST_F(JobLeaderTest, ANewerCommitEndsAnOlderSnapshot) {
   StartJob();
-  wire::ShardReport report = LeaderFixture::MakeReport(1, 10, 0);
+  wire::ShardReport report = cluster_.MakeReport(1, 10, 0);
   cluster_.AddHolder(report, "a");
   cluster_.Report("a", report);
   Commit(20);
@@ -310,13 +311,60 @@ TEST_F(JobLeaderTest, ALostAnswerOfTheStoreIsFoundOut) {
 // Primaries repeat their reports until they see the commit, so any new leader can commit.
 TEST_F(JobLeaderTest, ANewLeaderCommitsWhatTheReportsSay) {
   StartJob();
-  wire::ShardReport report = LeaderFixture::MakeReport(1, 10, 0);
+  wire::ShardReport report = cluster_.MakeReport(1, 10, 0);
   cluster_.AddHolder(report, "a");
   cluster_.AddHolder(report, "b");
   cluster_.Report("a", report);
   cluster_.Elect();
   cluster_.AdmitAll();
   Commit(10);
+}
+
+// More holders than one transaction can name: they are proved alive beside it.
+TEST(JobLeaderScale, ManyHoldersCommitInFewTurns) {
+  constexpr uint32_t kNodes = 130;
+  std::vector<std::string> names{"a"};
+  for (uint32_t i = 1; i < kNodes; ++i) names.push_back("n" + std::to_string(i));
+  LeaderFixture cluster(names);
+  cluster.ranks = kNodes;
+  cluster.Elect();
+  std::vector<LeaderFixture::Answer> answers;
+  for (uint32_t rank = 0; rank < kNodes; ++rank)
+    answers.push_back(cluster.Admit(rank, names[rank]));
+  for (const auto& answer : answers) ASSERT_TRUE(cluster.Wait(answer).ok());
+  answers.clear();
+  for (uint32_t rank = 0; rank < kNodes; ++rank) {
+    answers.push_back(cluster.Call("u1", rank, names[rank], 0));
+  }
+  const Result<wire::Reply> reply = cluster.Wait(answers[0]);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  for (uint32_t rank = 0; rank < kNodes; ++rank) {
+    cluster.Verify(reply->reconfigure(), rank, names[rank]);
+  }
+  ASSERT_TRUE(cluster.RunUntil([&] { return cluster.ReadRecord().decision().resumed(); }));
+  cluster.executor().RunFor(std::chrono::seconds(1));
+  for (uint32_t rank = 0; rank < kNodes; ++rank) {
+    wire::ShardReport report = cluster.MakeReport(1, 10, rank);
+    cluster.AddHolder(report, names[rank]);
+    cluster.AddHolder(report, names[(rank + 1) % kNodes]);
+    cluster.Report(names[rank], report);
+  }
+  EXPECT_TRUE(
+      cluster.RunUntil([&] { return cluster.CommitIsRecorded(10); }, std::chrono::milliseconds(5)));
+  // One of them dies unseen: the proof fails, and with it the commit.
+  for (uint32_t rank = 0; rank < kNodes; ++rank) {
+    wire::ShardReport report = cluster.MakeReport(1, 20, rank);
+    cluster.AddHolder(report, names[rank]);
+    cluster.AddHolder(report, names[(rank + 1) % kNodes]);
+    if (rank + 1 == kNodes) {
+      cluster.node("n7").membership->Leave(kNoDeadline, [](const Status&) {});
+      cluster.metadata().SetDelay(std::chrono::milliseconds(50), Duration());
+    }
+    cluster.Report(names[rank], report);
+  }
+  cluster.executor().RunFor(std::chrono::seconds(1));
+  EXPECT_FALSE(cluster.CommitIsRecorded(20));
+  EXPECT_FALSE(cluster.deposed().has_value());
 }
 
 // ---- Repair ----
@@ -353,7 +401,7 @@ TEST_F(JobLeaderTest, ANewLeaderRepairsByWhatTheNodesList) {
 
 TEST_F(JobLeaderTest, SaysWhyTheNewestStepIsNotCommittedYet) {
   StartJob();
-  wire::ShardReport report = LeaderFixture::MakeReport(1, 10, 1);
+  wire::ShardReport report = cluster_.MakeReport(1, 10, 1);
   cluster_.AddHolder(report, "b");
   cluster_.Report("b", report);
   cluster_.node("a").answers = false;

@@ -209,7 +209,7 @@ LeaderFixture::Answer LeaderFixture::Admit(uint32_t rank, const std::string& nam
   wire::AdmitShard* admit = request.mutable_admit_shard();
   admit->set_shard_id(std::to_string(rank));
   admit->set_rank(rank);
-  admit->set_world_size(kRanks);
+  admit->set_world_size(ranks);
   admit->set_size_bytes(1000);
   admit->set_replicas(replicas);
   admit->set_versions(versions);
@@ -237,7 +237,7 @@ LeaderFixture::Answer LeaderFixture::Call(const std::string& uuid, uint32_t rank
   wire::Reconfigure* call = request.mutable_reconfigure();
   call->set_uuid(uuid);
   call->set_rank(rank);
-  call->set_world_size(kRanks);
+  call->set_world_size(ranks);
   call->set_shard_id(std::to_string(rank));
   call->set_timeout_ms(timeout_ms);
   call->set_old_generation(old_generation);
@@ -280,7 +280,7 @@ wire::ShardReport LeaderFixture::MakeReport(uint64_t generation, uint64_t step, 
   report.mutable_shard()->mutable_snapshot()->set_step(step);
   report.mutable_shard()->set_shard_id(std::to_string(rank));
   report.set_rank(rank);
-  report.set_world_size(kRanks);
+  report.set_world_size(ranks);
   std::string digest =
       std::to_string(generation) + "/" + std::to_string(step) + "/" + std::to_string(rank);
   digest.resize(16, '.');
@@ -321,7 +321,7 @@ wire::HeldShard& LeaderFixture::Hold(const std::string& name, uint64_t generatio
   wire::HeldShard& held = node(name).held.emplace_back();
   *held.mutable_shard() = report.shard();
   held.set_rank(rank);
-  held.set_world_size(kRanks);
+  held.set_world_size(ranks);
   held.set_digest(report.digest());
   held.set_size_bytes(report.size_bytes());
   return held;

@@ -77,7 +77,7 @@ class LeaderFixture {
   bool Happened(std::string_view what);
 
   // ---- The job ----
-  static constexpr uint32_t kRanks = 2;
+  uint32_t ranks = 2;
   uint32_t replicas = 1;
   uint32_t versions = 2;
 
@@ -92,7 +92,7 @@ class LeaderFixture {
   // Nodes "a" and "b" report both ranks' shards, held by both.
   void Protect(uint64_t generation, uint64_t step);
   void Report(const std::string& from, const wire::ShardReport& report);
-  static wire::ShardReport MakeReport(uint64_t generation, uint64_t step, uint32_t rank);
+  wire::ShardReport MakeReport(uint64_t generation, uint64_t step, uint32_t rank);
   void AddHolder(wire::ShardReport& report, const std::string& node);
   // As the node would list it; `node` then holds it.
   wire::HeldShard& Hold(const std::string& node, uint64_t generation, uint64_t step, uint32_t rank);

@@ -72,6 +72,19 @@ Status Admission::CheckAgainstOthers(const ShardId& shard, const wire::AdmitShar
   return Status::Ok();
 }
 
+// A newer claim wins. But a node that was cut off and comes back repeats the claim of a trainer
+// that was replaced meanwhile: that is not a newer one.
+Status Admission::CheckClaim(const ShardId& shard, const wire::AdmitShard& request) const {
+  const auto known = members_.find(shard);
+  if (known == members_.end() || !request.repeated()) return Status::Ok();
+  const ShardMember& member = known->second;
+  if (member.trainer == request.trainer().trainer()) return Status::Ok();
+  const std::optional<Generation> other = trainers_.GenerationOf(member.primary, member.trainer);
+  if (!other || other->value < request.trainer().generation()) return Status::Ok();
+  return Stale("shard " + shard.value + " of job " + job_.value + " was claimed by a trainer on " +
+               member.primary.node.value + " since");
+}
+
 void Admission::OnAdmitShard(const NodeInstance& from, const wire::AdmitShard& request,
                              ReplyFunction reply) {
   if (!record_.loaded()) {
@@ -83,6 +96,10 @@ void Admission::OnAdmitShard(const NodeInstance& from, const wire::AdmitShard& r
     return;
   }
   const ShardId id(request.shard_id());
+  if (Status status = CheckClaim(id, request); !status.ok()) {
+    reply(std::move(status));
+    return;
+  }
   ShardMember& member = members_[id];
   const bool is_new = member.trainer == 0;
   if (member.reply) member.reply(Unavailable("the admission was asked for again"));

@@ -52,6 +52,7 @@ class Admission {
 
   Status Check(const wire::AdmitShard& request) const;
   Status CheckAgainstOthers(const ShardId& shard, const wire::AdmitShard& request) const;
+  Status CheckClaim(const ShardId& shard, const wire::AdmitShard& request) const;
   void FitRecord(const wire::AdmitShard& request);
   bool RecordFits(const ShardMember& member) const;
   bool WindowIsOver() const;

@@ -154,6 +154,7 @@ wire::Request ClaimAgent::MakeAdmission() const {
   trainer.set_shard_id(shard_.value);
   trainer.set_rank(static_cast<uint32_t>(claim_.rank.value));
   trainer.set_generation(generation_.value);
+  admit.set_repeated(state_ == ClaimState::kAdmitted || claim_.generation.value != 0);
   return request;
 }
 

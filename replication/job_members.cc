@@ -50,6 +50,12 @@ bool LiveTrainers::IsLive(const NodeInstance& node, uint64_t trainer) const {
          it->second.trainers.contains(trainer);
 }
 
+std::optional<Generation> LiveTrainers::GenerationOf(const NodeInstance& node,
+                                                     uint64_t trainer) const {
+  if (!IsLive(node, trainer)) return std::nullopt;
+  return Generation(nodes_.at(node.node).trainers.at(trainer).generation());
+}
+
 bool LiveTrainers::Heard(const NodeInstance& node) const {
   const auto it = nodes_.find(node.node);
   return it != nodes_.end() && it->second.incarnation == node.incarnation && it->second.heard;

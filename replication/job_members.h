@@ -33,6 +33,8 @@ class LiveTrainers {
   void KeepOnly(const std::map<NodeId, Member>& members);
 
   bool IsLive(const NodeInstance& node, uint64_t trainer) const;
+  // That a live trainer is in; nothing when it is not live.
+  std::optional<Generation> GenerationOf(const NodeInstance& node, uint64_t trainer) const;
   bool Heard(const NodeInstance& node) const;
   bool HasTrainers(const NodeId& node) const;
   // Trainers that are in `generation`, by their process number.

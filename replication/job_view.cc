@@ -74,9 +74,17 @@ KeepVerdict JudgeShard(const JobView& view, const ShardName& name) {
   return outdated ? KeepVerdict::kDrop : KeepVerdict::kKeep;
 }
 
+bool IsOutlived(const JobView& view, const store::Shard& shard) {
+  const SnapshotId& snapshot = shard.name.snapshot;
+  return shard.committed && view.revision != 0 && view.resumed_attempt.value != 0 &&
+         !view.closing() && snapshot.step <= view.last_committed &&
+         snapshot.generation <= view.generation && !view.kept.contains(snapshot) &&
+         !view.pinned.contains(snapshot) && snapshot != view.base;
+}
+
 bool IsDisplaceable(const JobView& view, const store::Shard& shard) {
-  return !shard.committed && view.revision != 0 && !view.closing() &&
-         view.resumed_attempt.value != 0 && shard.name.snapshot.generation < view.generation &&
+  return view.revision != 0 && !view.closing() && view.resumed_attempt.value != 0 &&
+         shard.name.snapshot.generation < view.generation &&
          !view.kept.contains(shard.name.snapshot) && !view.pinned.contains(shard.name.snapshot) &&
          shard.name.snapshot != view.base;
 }

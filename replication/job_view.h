@@ -67,9 +67,14 @@ enum class KeepVerdict {
   kDrop,
 };
 KeepVerdict JudgeShard(const JobView& view, const ShardName& name);
+// A committed shard that newer commits have pushed out of the kept set, seen late: the present
+// generation has resumed, so no restore will choose it, whatever an inventory promised. (It would
+// hold the slot that the generation's first commit needs.)
+bool IsOutlived(const JobView& view, const store::Shard& shard);
 
-// A save may take the place of this uncommitted shard: it is left over from an older generation,
-// and the present one has resumed from something else.
+// A save may take the place of this shard: it is left over from an older generation, the present
+// one has resumed from something else, and the kept set does not have it (it was never committed,
+// or was about to be let go of when an inventory promised it).
 bool IsDisplaceable(const JobView& view, const store::Shard& shard);
 
 }  // namespace backstay::replication

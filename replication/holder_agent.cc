@@ -206,17 +206,23 @@ Status HolderAgent::StartReceiving(const wire::Header& header, const wire::Offer
   return Status::Ok();
 }
 
+// Only what nobody was told is held: a replica that was acknowledged in this generation may be
+// counted for a commit at this moment. What may make room: what an older generation left, and a transfer under way of a newer step. The
+// older step of a generation commits first; it must never wait for the newer one.
 bool HolderAgent::DisplaceFor(const ShardName& name, const JobView& view) {
   for (const store::Shard* shard : table_.ShardsOf(job_)) {
-    if (shard->name.shard != name.shard || shard->name.snapshot >= name.snapshot) continue;
+    if (shard->name.shard != name.shard || shard->name == name) continue;
     if (shard->role != store::ShardRole::kHeld) continue;
-    // A transfer of an older step that is still under way, or what an older generation left.
     const ShardName victim = shard->name;
-    if (receivers_.contains(victim) && !receivers_.at(victim)->repair()) {
+    const bool yields =
+        victim.snapshot.generation < name.snapshot.generation || victim.snapshot > name.snapshot;
+    const auto receiver = receivers_.find(victim);
+    if (yields && receiver != receivers_.end() && !receiver->second->repair()) {
       Discard(victim);
       return true;
     }
-    if (IsDisplaceable(view, *shard) && !exporter_.IsBeingRestored(victim)) {
+    if (victim.snapshot < name.snapshot && IsDisplaceable(view, *shard) &&
+        !exporter_.IsBeingRestored(victim)) {
       exporter_.RevokeAll(victim);
       if (table_.Drop(victim).ok()) return true;
     }
@@ -275,6 +281,7 @@ void HolderAgent::OnRelease(const wire::Header& header, const wire::Release& rel
   if (found != receivers_.end() && found->second->source() == FromWire(header.from())) {
     Discard(*name);
   }
+  exporter_.RevokeRestores(*name, FromWire(header.from()));
   reply(wire::Reply());
 }
 

@@ -23,17 +23,15 @@ namespace backstay {
 // (epoll).
 //
 // Thread:  Post(), Stop() and OnLoopThread() from any. Everything else on the loop's thread, or on
-// the owner's while
-//          the loop is not running (before Run() or Start(), after Stop()); anything else stops the
-//          process.
+//          the owner's while the loop is not running (before Run() or Start(), after Stop());
+//          anything else stops the process.
 // Memory:  owns tasks and callbacks until they have run or were cancelled; watched descriptors are
-// borrowed until
-//          UnwatchFd(), which must come before their close(). What has not run when the loop ends
-//          is destroyed, without running, on the loop's thread (or in the destructor, if it never
-//          ran).
+//          borrowed until UnwatchFd(), which must come before their close(). What has not run when
+//          the loop ends is destroyed, without running, on the loop's thread (or in the destructor,
+//          if it never ran).
 // Failure: fair, not fast, under overload: each round takes at most kEventsPerRound descriptors,
-// the timers due at its
-//          start and the tasks posted before it, so that none of the three can starve another.
+//          the timers due at its start and the tasks posted before it, so that none of the three
+//          can starve another.
 class EventLoop : public Executor {
  public:
   using FdCallback = std::function<void(uint32_t epoll_events)>;

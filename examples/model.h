@@ -71,7 +71,8 @@ struct Batch {
 // remainder.
 uint64_t HashNgram(const uint8_t* end, size_t size_bytes);
 
-// Thread: one at a time. Memory: keeps its own scratch; borrows the arguments during the call.
+// Thread:  one at a time.
+// Memory:  keeps its own scratch; borrows the arguments during the call.
 class Network {
  public:
   // The mean loss of the batch in nats per byte; its gradient by the weights to `weight_gradient`

@@ -30,7 +30,8 @@ struct NgramShard {
 // One step's traffic with the table: the rows that this rank's batch needs, wherever they live, and
 // their gradients back to their owners.
 //
-// Thread: one at a time. Failure: as Communicator.
+// Thread:  one at a time.
+// Failure: as Communicator.
 class NgramExchange {
  public:
   // The rows of `wanted` (numbers of rows of the whole table), in that order.

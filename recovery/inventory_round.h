@@ -15,8 +15,8 @@ namespace backstay::recovery {
 // Asks every live node what it holds of a job, again until it has answered; a node that joins is
 // asked too, and what a lost one answered does not count.
 //
-// Thread: the owning executor. Failure: a node that does not answer stays unknown, never "holds
-// nothing".
+// Thread:  the owning executor.
+// Failure: a node that does not answer stays unknown, never "holds nothing".
 class InventoryRound {
  public:
   using OnAnswer =

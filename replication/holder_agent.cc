@@ -207,8 +207,9 @@ Status HolderAgent::StartReceiving(const wire::Header& header, const wire::Offer
 }
 
 // Only what nobody was told is held: a replica that was acknowledged in this generation may be
-// counted for a commit at this moment. What may make room: what an older generation left, and a transfer under way of a newer step. The
-// older step of a generation commits first; it must never wait for the newer one.
+// counted for a commit at this moment. What may make room: what an older generation left, and a
+// transfer under way of a newer step. The older step of a generation commits first; it must never
+// wait for the newer one.
 bool HolderAgent::DisplaceFor(const ShardName& name, const JobView& view) {
   for (const store::Shard* shard : table_.ShardsOf(job_)) {
     if (shard->name.shard != name.shard || shard->name == name) continue;

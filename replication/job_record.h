@@ -90,9 +90,7 @@ Result<wire::JobRecord> AbandonSnapshot(const wire::JobRecord& record, SnapshotI
 
 Result<wire::JobRecord> EndRecord(const wire::JobRecord& record, int64_t unix_ms);
 
-// ---- Reading
-// --------------------------------------------------------------------------------------
-
+// ---- Reading -----------------------------------------------------------------------------------
 // Whether a snapshot's name lies on the way from the current generation back through its bases.
 bool OnLineage(const wire::JobRecord& record, SnapshotId snapshot);
 

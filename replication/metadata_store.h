@@ -71,13 +71,12 @@ struct RangeResult {
 //          call has returned. Completions of calls that are outstanding when the store is destroyed
 //          are dropped.
 // Memory:  arguments and results are copies.
-// Failure: of every method:
-//          kUnavailable: nothing happened, or (for reads) nothing could be found out; try again.
-//          kDeadline, kUnknownOutcome: a transaction, grant or revocation may have happened; read
-//          to find out.
-//          kStale: the store's id is not the one this client was bound to; nothing happened.
-//          kInvalidArgument: a limit below, or a malformed request; nothing happened.
-//          kNoSpace: the store, or its number of leases or waits, is full; nothing happened.
+// Failure: of every method: kUnavailable: nothing happened, or (for reads) nothing could be found
+//          out; try again. kDeadline, kUnknownOutcome: a transaction, grant or revocation may have
+//          happened; read to find out. kStale: the store's id is not the one this client was bound
+//          to; nothing happened. kInvalidArgument: a limit below, or a malformed request; nothing
+//          happened. kNoSpace: the store, or its number of leases or waits, is full; nothing
+//          happened.
 // A transaction that is valid but whose comparisons do not hold is no error: `succeeded` says so.
 class MetadataStore {
  public:

@@ -23,9 +23,8 @@ inline constexpr int kPeerMessageBytesMax = 80 * 1024 * 1024;
 // Thread:  Send() and completions on the executor; gRPC's own threads only post to it.
 // Memory:  owns each request until its call has ended.
 // Failure: gRPC cannot tell whether a message whose connection broke was delivered; such a call
-// ends in
-//          kUnavailable, and its sender repeats it. The destructor cancels every call and waits for
-//          gRPC to let go of them; completions that have not run by then never run.
+//          ends in kUnavailable, and its sender repeats it. The destructor cancels every call and
+//          waits for gRPC to let go of them; completions that have not run by then never run.
 class GrpcMessenger : public Messenger {
  public:
   // The control address of a node, or nothing when the membership does not have it. Called on the

@@ -25,7 +25,8 @@ struct JobFence {
 // below the job's fence, and in a leader's messages a term below it. Raises the fence from what it
 // lets through.
 //
-// Thread: the owning executor. Failure: a message that cannot be routed is answered, never dropped.
+// Thread:  the owning executor.
+// Failure: a message that cannot be routed is answered, never dropped.
 class PeerRouter {
  public:
   using Handler = std::function<void(const wire::Request& request, ReplyFunction reply)>;

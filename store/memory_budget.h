@@ -12,7 +12,8 @@ struct Budget {
   std::string reason;  // "configured", "what the machine leaves".
 };
 
-// Thread: the control executor. Failure: a limit that cannot be read does not count.
+// Thread:  the control executor.
+// Failure: a limit that cannot be read does not count.
 class MemoryBudget {
  public:
   virtual ~MemoryBudget() = default;

@@ -145,7 +145,7 @@ BACKSTAY_API int backstay_get_client_info(backstay_client* client, backstay_clie
                                           backstay_error* error);
 
 /* ---- Tensors
- * ----------------------------------------------------------------------------------------------------
+ * ------------------------------------------------------------------------------------------
  */
 
 typedef enum backstay_dtype {
@@ -208,7 +208,7 @@ BACKSTAY_API int backstay_plan(const backstay_tensor* tensors, size_t tensor_cou
                                backstay_error* error);
 
 /* ---- Save
- * -------------------------------------------------------------------------------------------------------
+ * ------------------------------------------------------------------------------------------
  */
 
 typedef struct backstay_begin_options {
@@ -353,7 +353,7 @@ BACKSTAY_API int backstay_finish_restore(backstay_client* client, const backstay
 BACKSTAY_API int backstay_fence(backstay_client* client, const char* reason, backstay_error* error);
 
 /* ---- Reading
- * ----------------------------------------------------------------------------------------------------
+ * ------------------------------------------------------------------------------------------
  */
 
 typedef struct backstay_open_options {
@@ -444,7 +444,7 @@ BACKSTAY_API int backstay_shard_get_tag(const backstay_shard* shard, const char*
                                         const char** value, backstay_error* error);
 
 /* ---- Snapshots
- * --------------------------------------------------------------------------------------------------
+ * ------------------------------------------------------------------------------------------
  */
 
 /* All tensors of all shards of a snapshot, sorted by name, then rank. `job` NULL: the registered
@@ -484,7 +484,7 @@ BACKSTAY_API int backstay_query_snapshot(backstay_client* client, uint64_t gener
                                          backstay_error* error);
 
 /* ---- Events
- * -----------------------------------------------------------------------------------------------------
+ * ------------------------------------------------------------------------------------------
  */
 
 typedef enum backstay_event_kind {

@@ -26,11 +26,11 @@ using ShareToken = std::function<Result<std::string>(const std::string& token)>;
 // A first start is the second call alone.
 //
 // Thread:  OnFault() and faulted() from any thread, at any time, also while OnReconfigured() runs;
-// OnReconfigured() from
-//          one thread at a time. The session must outlive the threads that call it.
+//          OnReconfigured() from one thread at a time. The session must outlive the threads that
+//          call it.
 // Memory:  borrows the client.
 // Failure: when OnReconfigured() fails nothing was resumed on this rank; call it again, with a new
-// token.
+//          token.
 class RecoverySession {
  public:
   struct Options {

@@ -33,9 +33,8 @@ class ManualClock : public Clock {
 // time, then in the order of the calls. Nothing runs but inside Run...(); time stands still while a
 // task runs.
 //
-// Thread: Post() from any (a test of a real thread may need it; wait for it with RunUntilPosted());
-// everything else on
-//         the one thread that drives it.
+// Thread:  Post() from any (a test of a real thread may need it; wait for it with
+//          RunUntilPosted()); everything else on the one thread that drives it.
 // Memory: tasks that never ran are destroyed with the executor, without running.
 class ManualExecutor : public Executor {
  public:

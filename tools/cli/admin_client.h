@@ -15,7 +15,7 @@ namespace backstay::tools {
 // Asks one service, and waits for the answer. Thread: one.
 //
 // Failure: kUnavailable names the address when nobody answers there; refusals are as the service
-// said them.
+//          said them.
 class AdminClient {
  public:
   AdminClient(const std::string& address,

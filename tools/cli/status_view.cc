@@ -123,7 +123,7 @@ std::string NodesText(const wire::ClusterReply& cluster) {
                                       std::to_string(node.node().incarnation()), Domains(node)};
     if (!node.answered()) {
       cells.resize(10, "-");
-      cells.push_back("does not answer: " + ShowText(node.error()));
+      cells.push_back("does not answer");
     } else {
       for (const uint64_t bytes :
            {s.budget_bytes(), s.reserved_bytes(), s.own_bytes(), s.held_bytes(),
@@ -136,6 +136,10 @@ std::string NodesText(const wire::ClusterReply& cluster) {
     table.Add(std::move(cells));
   }
   std::string text = table.Render();
+  for (const wire::NodeReport& node : cluster.nodes()) {
+    if (node.answered()) continue;
+    text += ShowName(node.node().node_id()) + " does not answer: " + ShowText(node.error()) + "\n";
+  }
   std::string departed;
   for (const auto& node : cluster.departed()) {
     departed += (departed.empty() ? "" : ", ") + ShowName(node);

@@ -11,8 +11,8 @@ namespace backstay::tools {
 // The service's figures for Prometheus, over HTTP at /metrics. Names are stable:
 // docs/operations.md.
 //
-// Thread: Update() from the control executor; scrapes are answered by threads of the HTTP server
-// and see the figures of the last Update().
+// Thread:  Update() from the control executor; scrapes are answered by threads of the HTTP server
+//          and see the figures of the last Update().
 class Metrics {
  public:
   // kUnavailable: the address is in use.

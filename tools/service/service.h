@@ -30,10 +30,10 @@ namespace backstay::tools {
 // its doors for peers (gRPC), trainers (unix socket), the command (gRPC) and Prometheus (HTTP).
 //
 // Thread:  the event loop's; Open() on the owner's before the loop runs, the destructor after it
-// has ended. Failure: what keeps it from ever serving (an address in use, a damaged metadata store)
-// fails Open(). A metadata
-//          store that cannot be reached is waited for. `on_end` runs once when the service cannot
-//          go on.
+//          has ended.
+// Failure: what keeps it from ever serving (an address in use, a damaged metadata store) fails
+//          Open(). A metadata store that cannot be reached is waited for. `on_end` runs once when
+//          the service cannot go on.
 class Service {
  public:
   static Result<std::unique_ptr<Service>> Open(EventLoop& loop, ServiceConfig config,

@@ -25,8 +25,9 @@ class SessionServer;
 //
 // Thread:  the event loop's.
 // Memory:  owns the socket and everything queued for it; a slot whose descriptors wait to be sent
-// is kept alive. Failure: any broken frame ends this session through SessionServer::Close(); a
-// reply that comes later is dropped.
+//          is kept alive.
+// Failure: any broken frame ends this session through SessionServer::Close(); a reply that comes
+//          later is dropped.
 class Session : public replication::TrainerListener {
  public:
   Session(SessionServer& server, UniqueFd fd, pid_t pid, replication::ProcessId process);

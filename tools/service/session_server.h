@@ -28,7 +28,7 @@ class Session;
 // Thread:  the event loop's.
 // Memory:  bounded: sessions, frames and queued replies each have a limit below.
 // Failure: a client that breaks the protocol gets an error frame and loses its connection; nobody
-// else notices.
+//          else notices.
 class SessionServer {
  public:
   struct Options {

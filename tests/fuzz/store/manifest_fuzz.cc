@@ -1,7 +1,6 @@
 // Goal:   no bytes trip a manifest decoder, and what it accepts means one thing.
-// Method: what is decoded encodes and decodes to the same manifest, in the same bytes from then on;
-// a sealed frame
-//         gives back exactly what was sealed.
+// Method:  what is decoded encodes and decodes to the same manifest, in the same bytes from then
+//          on; a sealed frame gives back exactly what was sealed.
 
 #include <cstddef>
 #include <cstdint>

@@ -14,8 +14,8 @@ namespace backstay::sim {
 // Knows only what always holds (docs/design.md), and checks it against what trainers saw and what
 // the metadata store recorded. It never looks into the production code's state.
 //
-// Thread: the one that runs the simulation. Failure: a broken promise is a line in violations();
-// the run goes on.
+// Thread:  the one that runs the simulation.
+// Failure: a broken promise is a line in violations(); the run goes on.
 class Auditor {
  public:
   // A trainer has written its shard and asks for the seal. `content` is a hash of the bytes,

@@ -31,7 +31,8 @@ struct ControlCounters {
 // The control network of a simulated cluster: messages between routers as bytes, each with its own
 // delay, so that they overtake each other; some get lost, some come twice.
 //
-// Thread: the executor of all nodes. Memory: must outlive its messengers.
+// Thread:  the executor of all nodes.
+// Memory:  must outlive its messengers.
 class ControlNetwork {
  public:
   ControlNetwork(Executor* executor, Random* random) : executor_(executor), random_(random) {}

@@ -225,8 +225,8 @@ std::vector<uint64_t> Seeds() {
   return seeds;
 }
 
-// Goal:   what docs/design.md says always holds, holds whatever breaks within the policy, and every
-// run comes to rest. Method: 160 fixed seeds and 40 fresh ones, three faults each.
+// Goal:    what docs/design.md says always holds, holds whatever breaks within the policy, and
+//          every run comes to rest. Method: 160 fixed seeds and 40 fresh ones, three faults each.
 TEST(Cluster, SurvivesWhatThePolicyPromises) {
   for (const uint64_t seed : Seeds()) {
     SCOPED_TRACE(ReplayCommand(seed));

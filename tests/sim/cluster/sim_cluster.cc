@@ -120,9 +120,7 @@ bool SimCluster::RunUntil(const std::function<bool()>& predicate, Duration limit
   return executor_.RunUntil(predicate, limit);
 }
 
-// ---- Faults
-// -----------------------------------------------------------------------------------------------------------
-
+// ---- Faults ------------------------------------------------------------------------------------
 void SimCluster::KillNode(size_t node) {
   for (size_t rank = 0; rank < members_.size(); ++rank) {
     if (members_[rank].node == node) members_[rank].trainer.reset();
@@ -191,9 +189,7 @@ void SimCluster::SetMetadataDown(bool down) {
   }
 }
 
-// ---- The launcher
-// -----------------------------------------------------------------------------------------------------
-
+// ---- The launcher ------------------------------------------------------------------------------
 void SimCluster::Tick() {
   ticks_ += 1;
   ReadRecord();
@@ -310,9 +306,7 @@ void SimCluster::TickRestoring() {
   }
 }
 
-// ---- Looking
-// ----------------------------------------------------------------------------------------------------------
-
+// ---- Looking -----------------------------------------------------------------------------------
 void SimCluster::ReadRecord() {
   const replication::KeyValue* const stored =
       FindKey(metadata_.disk(), replication::JobRecordKey(kJob));

@@ -36,7 +36,8 @@ struct ClusterOptions {
 // networks, memory and metadata, and a launcher that replaces ranks as an elastic one does. One
 // seed decides everything.
 //
-// Thread: one. Memory: owns all of it.
+// Thread:  one.
+// Memory:  owns all of it.
 class SimCluster {
  public:
   SimCluster(uint64_t seed, const ClusterOptions& options);
@@ -47,8 +48,7 @@ class SimCluster {
   void RunFor(Duration duration);
   [[nodiscard]] bool RunUntil(const std::function<bool()>& predicate, Duration limit);
 
-  // ---- Faults
-  // -------------------------------------------------------------------------------------------------------
+  // ---- Faults ----------------------------------------------------------------------------------
   void KillNode(size_t node);     // With its trainers.
   void RestartNode(size_t node);  // Empty memory, the next incarnation.
   void KillTrainer(size_t rank);
@@ -61,8 +61,7 @@ class SimCluster {
   // Flips one bit of a sealed shard in the memory of `node`; false when it holds none.
   bool DamageMemory(size_t node);
 
-  // ---- Looking
-  // ------------------------------------------------------------------------------------------------------
+  // ---- Looking ---------------------------------------------------------------------------------
   bool training() const { return phase_ == Phase::kTraining; }
   // Every rank trains, and something newer than `after` is committed.
   bool CommittedAfter(uint64_t commits) const {

@@ -30,8 +30,8 @@ struct TrainerPlan {
 // told to. Its state is a chain over every (generation, step) it went through, so that restoring
 // the wrong snapshot, or one rank another one than the others, shows in the state itself.
 //
-// Thread: the executor. Memory: destroying it is the death of the process; the caller tells the
-// node when it was seen.
+// Thread:  the executor.
+// Memory:  destroying it is the death of the process; the caller tells the node when it was seen.
 class SimTrainer : public replication::TrainerListener {
  public:
   enum class State {

@@ -169,10 +169,9 @@ TEST(EventLoop, UpdateChangesTheEvents) {
   EXPECT_THAT(seen, ElementsAre(EPOLLOUT));
 }
 
-// Goal:   nothing runs for a descriptor after UnwatchFd(), not even what epoll has handed out
-// already. Method: two readable pipes in one round; whichever callback comes first unwatches both,
-// closes both, and watches a
-//         new pipe that gets the old numbers.
+// Goal:    nothing runs for a descriptor after UnwatchFd(), not even what epoll has handed out
+//          already. Method: two readable pipes in one round; whichever callback comes first
+//          unwatches both, closes both, and watches a new pipe that gets the old numbers.
 TEST(EventLoop, UnwatchCoversEventsOfTheSameRound) {
   EventLoop loop;
   auto first = std::make_unique<Pipe>();

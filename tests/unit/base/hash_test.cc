@@ -76,8 +76,8 @@ TEST(Hash, EveryInstructionSetGivesTheSameHash) {
 }
 
 // Goal:   the copy is exact, stays inside of its target and hashes as the plain hash does.
-// Method: every instruction set, border sizes, aligned and unaligned ends, guard bytes around the
-// target.
+// Method:  every instruction set, border sizes, aligned and unaligned ends, guard bytes around the
+//          target.
 TEST(Hash, CopyIsExactAndHashed) {
   constexpr size_t kGuardBytes = 64;
   const std::vector<std::byte> source = RandomBytes(1024 * 1024 + 64, 2);
@@ -121,10 +121,9 @@ TEST(HashDeathTest, SizesMustMatch) {
 }
 
 // Goal:   the hash is that of the stored bytes, whatever a writer does to the source meanwhile.
-// Method: a thread that rewrites the source without pause; each copy is hashed again afterwards.
-// The data race is the
-//         subject, so this is left out under the thread sanitizer (hash_test.cc is built without it
-//         there).
+// Method:  a thread that rewrites the source without pause; each copy is hashed again afterwards.
+//          The data race is the subject, so this is left out under the thread sanitizer
+//          (hash_test.cc is built without it there).
 TEST(Hash, HashIsThatOfTheCopyUnderAWriter) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "the race is the subject of this test; the thread sanitizer would report it";

@@ -39,9 +39,8 @@ int InChild(const std::function<int()>& body) {
 class ForkTest : public ClientTest {};
 
 // Goal:   a data loader's process keeps nothing of its rank, and cannot disturb it.
-// Method: fork with a save under way and a shard open; look at the child's maps and descriptors,
-// call
-//         everything there, and go on in the parent.
+// Method:  fork with a save under way and a shard open; look at the child's maps and descriptors,
+//          call everything there, and go on in the parent.
 TEST_F(ForkTest, AChildHoldsNothing) {
   // The fake service lives in this process and has mappings of its own: count those of the client.
   const size_t mapped_by_service_before = MappedSlots();

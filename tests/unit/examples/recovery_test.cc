@@ -1,7 +1,6 @@
 // Goal:   whatever is lost and restored, a run ends with the bits of the undisturbed one.
-// Method: the whole trainer, one thread for each rank, over Gloo and a fake libbackstay that kills
-// a rank on demand; this
-//         file plays the launcher.
+// Method:  the whole trainer, one thread for each rank, over Gloo and a fake libbackstay that kills
+//          a rank on demand; this file plays the launcher.
 #include <fstream>
 #include <future>
 #include <map>

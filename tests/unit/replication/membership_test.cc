@@ -116,8 +116,8 @@ TEST_F(MembershipTest, LeavingNeedsNoWait) {
   EXPECT_EQ(b->membership.state(), MembershipState::kLeft);
 }
 
-// Attack: two machines with one node id. The second waits and says why; it gets in when the first
-// one's lease has ended, with an incarnation of its own.
+// Attack:  two machines with one node id. The second waits and says why; it gets in when the first
+//          one's lease has ended, with an incarnation of its own.
 TEST_F(MembershipTest, SecondClaimToANodeIdWaitsForTheFirstToEnd) {
   auto first = MakeNode("a");
   ASSERT_TRUE(Within(1s, [&] { return first->membership.in(); }));

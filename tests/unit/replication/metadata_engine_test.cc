@@ -24,8 +24,8 @@ Transaction PutOne(std::string key, std::string value, LeaseId lease = kNoLease)
   return transaction;
 }
 
-// Attack: the machine that serves the store is stopped for longer than every lease. Nobody could
-// renew, so nobody may be taken for dead at once; but a stall is forgiven only once.
+// Attack:  the machine that serves the store is stopped for longer than every lease. Nobody could
+//          renew, so nobody may be taken for dead at once; but a stall is forgiven only once.
 TEST(MetadataEngine, StallGivesEveryLeaseOneMoreTtlOnce) {
   MetadataEngine engine = NewEngine();
   const LeaseId lease = engine.GrantLease(3s, kStart)->last_lease;

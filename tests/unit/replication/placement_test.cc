@@ -56,8 +56,8 @@ TEST(FailureDomains, EqualInnermostLabelsAreOneDomain) {
   EXPECT_NE(domains.at(NodeId("a")), domains.at(NodeId("c")));
 }
 
-// Attack: two services on one machine are given different labels, hold each other's replicas, and
-// die together.
+// Attack:  two services on one machine are given different labels, hold each other's replicas, and
+//          die together.
 TEST(FailureDomains, OneBootOfAMachineIsOneDomainWhateverTheLabelsSay) {
   const auto domains =
       FailureDomains(Members({MakeMember("a", {"h1"}, "boot"), MakeMember("b", {"h2"}, "boot")}));

@@ -208,7 +208,12 @@ void JobAgent::LetGo() {
   std::vector<ShardName> going;
   for (const store::Shard* shard : parts_.table.ShardsOf(job_)) {
     const bool sealed = shard->sealed() || shard->state == store::ShardState::kQuarantined;
-    if (!sealed || IsPromised(shard->name)) continue;
+    if (!sealed) continue;
+    if (view_.generation > promise_generation_ && IsOutlived(view_, *shard)) {
+      going.push_back(shard->name);
+      continue;
+    }
+    if (IsPromised(shard->name)) continue;
     if (JudgeShard(view_, shard->name) == KeepVerdict::kDrop) going.push_back(shard->name);
   }
   for (const ShardName& name : going) {

@@ -163,13 +163,10 @@ Status SaveAgent::StartCopy(SaveHandle handle, uint64_t used_bytes, const std::s
   }
   BACKSTAY_RETURN_IF_ERROR(table_.StartCopy(save->name, used_bytes, contents));
   save->state = SaveState::kCopying;
-  save->replicator =
-      std::make_unique<ShardReplicator>(save->name, ShardReplicator::Kind::kSave, executor_, peers_,
-                                        table_, exporter_, [this, snapshot = save->name.snapshot] {
-                                          const auto found = saves_.find(snapshot);
-                                          if (found != saves_.end()) StepProtection(found->second);
-                                          on_report_();
-                                        });
+  save->replicator = std::make_unique<ShardReplicator>(
+      save->name, ShardReplicator::Kind::kSave, executor_, peers_, table_, exporter_,
+      [this, snapshot = save->name.snapshot] { OnReplicasChanged(snapshot); });
+  GateOffers();
   save->replicator->SetTargets(targets_);
   on_report_();
   return Status::Ok();
@@ -249,6 +246,22 @@ Status SaveAgent::Abandon(SaveHandle handle) {
 }
 
 // ---- Ends ---------------------------------------------------------------------------------------
+
+void SaveAgent::OnReplicasChanged(SnapshotId snapshot) {
+  const auto found = saves_.find(snapshot);
+  if (found != saves_.end()) StepProtection(found->second);
+  GateOffers();
+  on_report_();
+}
+
+void SaveAgent::GateOffers() {
+  bool may_place = true;
+  for (auto& [snapshot, save] : saves_) {
+    if (save.replicator == nullptr) continue;
+    save.replicator->SetMayPlace(may_place);
+    may_place = may_place && save.replicator->IsPlaced();
+  }
+}
 
 void SaveAgent::StepProtection(Save& save) {
   if (save.state == SaveState::kSealed && save.replicator->Holders().size() >= policy_.replicas) {
@@ -370,6 +383,7 @@ void SaveAgent::OnQuarantine(const ShardName& name) {
 }
 
 void SaveAgent::Step() {
+  GateOffers();
   for (auto& [snapshot, save] : saves_) {
     if (save.replicator) {
       save.replicator->Step();

@@ -129,6 +129,9 @@ class SaveAgent {
   Save* FindOpen(SaveHandle handle);
   Status NoSuchSave(SaveHandle handle) const;
   void DoSeal(Save& save);
+  // Lets saves take places on their holders in the order of their steps.
+  void GateOffers();
+  void OnReplicasChanged(SnapshotId snapshot);
   void StepProtection(Save& save);
   void Commit(Save& save);
   void Fail(Save& save, Status why);

@@ -13,8 +13,10 @@ Result<transport::Grant> ShardExporter::Export(const ShardName& name, Reader rea
   const store::Shard& shard = *table_.Find(name);
   const store::SlotId slot = table_.BeginGrant(name);
   const uint64_t token = ++last_token_;
+  const Duration lifetime =
+      reader == Reader::kReplica ? kReplicaGrantLifetime : kRestoreGrantLifetime;
   transport::Grant grant =
-      exporter_.Export({shard.bytes(), shard.memory->data_fd()}, executor_.Now() + kGrantLifetime,
+      exporter_.Export({shard.bytes(), shard.memory->data_fd()}, executor_.Now() + lifetime,
                        lifetime_.Wrap([this, token, slot] {
                          table_.EndGrant(slot);
                          const auto id = ids_.find(token);
@@ -33,6 +35,16 @@ void ShardExporter::RevokeAll(const ShardName& name) {
   std::vector<transport::GrantId> ids;
   for (const auto& [id, given] : grants_) {
     if (given.name == name) ids.push_back(id);
+  }
+  for (const transport::GrantId id : ids) exporter_.Revoke(id);
+}
+
+void ShardExporter::RevokeRestores(const ShardName& name, const NodeInstance& reader) {
+  std::vector<transport::GrantId> ids;
+  for (const auto& [id, given] : grants_) {
+    if (given.name == name && given.to == reader && given.reader == Reader::kRestore) {
+      ids.push_back(id);
+    }
   }
   for (const transport::GrantId id : ids) exporter_.Revoke(id);
 }

@@ -22,8 +22,10 @@ class ShardExporter {
     kReplica,  // A holder that was offered the shard; revoked freely.
     kRestore,  // Whoever opened it; the shard is not dropped under a living one.
   };
-  // A reader that takes longer opens the shard again; one that died blocks for no longer.
-  static constexpr Duration kGrantLifetime = std::chrono::minutes(2);
+  // A reader that takes longer gets another grant. A restore's is short: a reader that died, or
+  // whose release was lost, keeps the shard from being let go of for no longer.
+  static constexpr Duration kReplicaGrantLifetime = std::chrono::minutes(2);
+  static constexpr Duration kRestoreGrantLifetime = std::chrono::seconds(15);
   static constexpr size_t kGrantsMax = 4096;
 
   ShardExporter(Executor& executor, store::ShardTable& table, transport::Exporter& exporter)
@@ -33,6 +35,8 @@ class ShardExporter {
   Result<transport::Grant> Export(const ShardName& name, Reader reader, const NodeInstance& to);
   void Revoke(transport::GrantId id);
   void RevokeAll(const ShardName& name);
+  // The reader is done with the shard.
+  void RevokeRestores(const ShardName& name, const NodeInstance& reader);
   // All that this start of the node may read.
   void RevokeReader(const NodeInstance& reader);
   // The node serves nothing any more.

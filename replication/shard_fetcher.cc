@@ -36,8 +36,14 @@ ShardFetcher::~ShardFetcher() {
 
 void ShardFetcher::ReleaseSources() {
   for (Source& source : sources_) {
-    if (source.grant) puller_.Release(*source.grant);
+    if (!source.grant) continue;
+    puller_.Release(*source.grant);
     source.grant.reset();
+    // By message too: a lost release would keep the source from letting go of the shard.
+    wire::Request request;
+    *request.mutable_release()->mutable_shard() = ToWire(name_);
+    peers_.Send(name_.job, source.node, std::move(request), executor_.Now() + kOpenTimeout,
+                [](Result<wire::Reply>) {});
   }
 }
 
@@ -284,6 +290,7 @@ void ShardFetcher::OnPulled(transport::PullId id, const transport::PullResult& r
       table_.ChunkReceived(name_, chunk, result.hashes[i]);
       const uint64_t bytes = shard->ChunkBytes(chunk).size();
       source.bytes += bytes;
+      source.open_count = 0;  // It works: an ended grant is only renewed.
       bytes_read_ += bytes;
       continue;
     }

@@ -24,8 +24,7 @@ namespace backstay::replication {
 //
 // Thread:  the control executor.
 // Memory:  the shard is kReceiving in the table from Opened on; pulls hold pins. A range of the
-// slot
-//          has one writer: a run goes to another source only after its pull has ended.
+//          slot has one writer: a run goes to another source only after its pull has ended.
 // Failure: a chunk for which no source is left is published as failed, and the fetch ends:
 //          kCorrupt when every source's copy was wrong, kUnavailable when some could not be asked.
 class ShardFetcher {

@@ -50,6 +50,18 @@ void ShardReplicator::SetTargets(const std::vector<NodeId>& nodes) {
   Step();
 }
 
+void ShardReplicator::SetMayPlace(bool may_place) {
+  if (may_place == may_place_) return;
+  may_place_ = may_place;
+  if (may_place_) Step();
+}
+
+bool ShardReplicator::IsPlaced() const {
+  return std::all_of(targets_.begin(), targets_.end(), [this](const NodeId& node) {
+    return replicas_.at(node).state != ReplicaState::kUnplaced || !peers_.Alive(node);
+  });
+}
+
 void ShardReplicator::OnAck(const NodeInstance& from, const Hash128& digest) {
   const auto found = replicas_.find(from.node);
   const store::Shard* shard = table_.Find(name_);
@@ -100,7 +112,7 @@ void ShardReplicator::StepReplica(const store::Shard& shard, const NodeId& node,
   switch (replica.state) {
     case ReplicaState::kUnplaced:
       // Nothing to take yet: the first chunks come along with the offer.
-      if (shard.sealed() || !ready_.empty()) Offer(shard, node, replica);
+      if (may_place_ && (shard.sealed() || !ready_.empty())) Offer(shard, node, replica);
       break;
     case ReplicaState::kStreaming:
       if (shard.sealed() || replica.confirmed_count < ready_.size()) Offer(shard, node, replica);
@@ -183,6 +195,9 @@ void ShardReplicator::OnOfferReply(const NodeId& node, uint64_t offer, size_t of
       replica.confirmed_count = offered_count;
       replica.retry_delay = kRetryMin;
       replica.trouble.clear();
+      if (replica.state == ReplicaState::kUnplaced) {
+        executor_.Post(lifetime_.Wrap([this] { on_changed_(); }));
+      }
       replica.state = has_manifest ? ReplicaState::kFinishing : ReplicaState::kStreaming;
       replica.next_offer =
           executor_.Now() + (has_manifest ? kRepeatInterval : Duration(kPollInterval));

@@ -55,6 +55,11 @@ class ShardReplicator {
   // The nodes that are to hold the shard. Replicas on others are not offered any more, but still
   // count where they are held.
   void SetTargets(const std::vector<NodeId>& nodes);
+  // Whether new places may be taken. An earlier step of the same shard goes first: the holders have
+  // slots for few, and steps commit in growing order.
+  void SetMayPlace(bool may_place);
+  // Every living target has taken it in, or more.
+  bool IsPlaced() const;
   // The holder's own word, also when no offer was under way.
   void OnAck(const NodeInstance& from, const Hash128& digest);
   // Looks at everything. Call it when something may have changed: the shard was sealed, a node came
@@ -106,6 +111,7 @@ class ShardReplicator {
   ShardExporter& exporter_;
   const std::function<void()> on_changed_;
 
+  bool may_place_ = true;
   std::set<NodeId> targets_;
   std::map<NodeId, Replica> replicas_;  // Of targets, and former targets that hold it.
   struct ReadyChunk {

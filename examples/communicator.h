@@ -3,6 +3,7 @@
 #include <gloo/context.h>
 #include <gloo/rendezvous/prefix_store.h>
 #include <gloo/rendezvous/store.h>
+#include <gloo/transport/unbound_buffer.h>
 
 #include <chrono>
 #include <cstddef>
@@ -36,11 +37,16 @@ constexpr Part PartOf(size_t size, size_t index, size_t count) {
 // One group of ranks, over Gloo's TCP transport. Sums are taken in rank order, so they repeat bit
 // for bit.
 //
+// Gloo moves the bytes, but the exchange is ours, because of how Gloo's collectives end when a peer
+// dies. They wait for their sends, and the Gloo of 2022 wakes those who wait to receive from a dead
+// peer, but not those who have bytes for it queued: such a survivor would wait for its timeout, and
+// with it the whole recovery. So a rank waits for what it receives, and for what it has sent only
+// when the next bytes of the same peers are there: a peer that has sent them has read the last.
+//
 // Thread:  one at a time.
 // Memory:  borrows the arguments during the call.
 // Failure: every collective throws CommunicatorError when a peer dies or stays silent beyond the
-// timeout; outputs are
-//          then undefined, and only Abort() and the destructor may follow.
+//          timeout; outputs are then undefined, and only Abort() and the destructor may follow.
 class Communicator {
  public:
   struct Options {
@@ -97,14 +103,22 @@ class Communicator {
   void Abort();
 
  private:
+  // Sends out[out_parts[r]] to rank r and receives in[in_parts[r]] from it, in bytes.
+  void Exchange(const std::string& doing, std::span<const char> out,
+                const std::vector<Part>& out_parts, std::span<char> in,
+                const std::vector<Part>& in_parts);
+  void WaitSent();
   void AllToAllBytes(const void* out, const std::vector<int64_t>& counts, void* in,
                      const std::vector<int64_t>& received_counts, size_t element_size_bytes);
-  void AllGatherBytes(void* value, void* values, size_t value_size_bytes);
+  void AllGatherBytes(const void* value, void* values, size_t value_size_bytes);
 
   const Options options_;
   gloo::rendezvous::PrefixStore store_;
   std::shared_ptr<gloo::Context> context_;
   std::vector<float> scratch_;
+  std::vector<char> sent_bytes_;  // Of the last exchange; `sent_` borrows it.
+  std::unique_ptr<gloo::transport::UnboundBuffer> sent_;
+  bool failed_ = false;  // A peer is lost: nothing that was sent is waited for any more.
 };
 
 }  // namespace backstay::example

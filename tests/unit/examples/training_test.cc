@@ -1,9 +1,14 @@
 // Goal:   a run's result depends on its seed, world size and length only.
-// Method: every rank is a thread with a communicator of its own; runs are repeated, stopped and
-// resumed from a copy of
-//         the state, and their digests compared.
+// Method:  every rank is a thread with a communicator of its own; runs are repeated, stopped and
+//          resumed from a copy of the state, and their digests compared.
 #include <gloo/rendezvous/file_store.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <csignal>
 #include <future>
 #include <optional>
 #include <string>
@@ -168,6 +173,61 @@ TEST(Communicator, APeersDeathEndsACollectiveWithAnError) {
   dying->Abort();
   EXPECT_THROW(collective.get(), CommunicatorError);
   EXPECT_THROW(communicator->AllGather(1), CommunicatorError);
+}
+
+// Says where the first of them lies, so that its bytes can be seen coming in.
+struct Page {
+  Page() {
+    const volatile char* none = nullptr;
+    first.compare_exchange_strong(none, bytes.data());
+  }
+
+  std::array<char, 4096> bytes = {};
+  static inline std::atomic<const volatile char*> first = nullptr;
+};
+
+// Not watched by the thread sanitizer: the byte comes from Gloo's own thread, and all that follows
+// is the end of this process.
+__attribute__((no_sanitize("thread"))) void DieAtFirstByte() {
+  while (Page::first == nullptr || *Page::first == 0) std::this_thread::yield();
+  std::raise(SIGKILL);
+}
+
+// Goal:   a rank that is still sending to a peer learns of its death at once, not at the timeout.
+// Method: the peer is a process that kills itself in the middle of a message which no socket's
+//         buffer can hold.
+TEST(Communicator, APeersDeathIsSeenWhileSendingToIt) {
+  constexpr int64_t kPageCount = (int64_t{64} << 20) / sizeof(Page);
+  TemporaryDirectory directory;
+  gloo::rendezvous::FileStore store(directory.path().string());
+  const auto options = [](int rank) {
+    return Communicator::Options{
+        .rank = rank, .world_size = 2, .timeout = std::chrono::milliseconds(120'000)};
+  };
+  const pid_t child = fork();  // Before there is a thread.
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    Communicator communicator(store, "test", options(1));
+    const std::thread death(DieAtFirstByte);
+    communicator.AllToAll<Page>({}, {0, 0}, {kPageCount, 0});
+    _exit(0);
+  }
+  Communicator communicator(store, "test", options(0));
+  std::vector<Page> message(kPageCount);
+  message[0].bytes.fill(1);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THROW(
+      {
+        // What the peer had to say here may all have come before its death: the next exchange
+        // sees it.
+        communicator.AllToAll<Page>(message, {0, kPageCount}, {0, 0});
+        communicator.AllGather(1);
+      },
+      CommunicatorError);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFSIGNALED(status));
 }
 
 TEST(Communicator, APeerThatNeverComesIsAnErrorAtTheDeadline) {

@@ -4,11 +4,13 @@
 //
 //   register                   claims the shard
 //   reconfigure UUID           decides, fetches, reads into the second buffer, finishes
+//   fence                      as after a fault of the communicator
 //   new_attempt                a token for all ranks' reconfigure
 //   memcpy THREADS AT          the state into the second buffer, at instant AT
 //   save STEP THREADS AT       changes the state a little, then saves it and waits for each stage
 //   overlap STEP THREADS AT MS the same, but computes for MS milliseconds between start and wait
 //   read THREADS               the newest committed shard into the second buffer
+//   finish                     ends the job and drops its state
 //   quit
 #include <CLI/CLI.hpp>
 #include <barrier>
@@ -93,6 +95,16 @@ class Rank {
     for (uint32_t i = 0; i < registration.replica_node_count; ++i)
       replicas.push_back(std::string(registration.replica_nodes[i]));
     return {{"replica_nodes", replicas}, {"registered", Now()}};
+  }
+
+  json Fence() {
+    Check(client_.Fence("a peer is lost"), "fencing");
+    return {{"fenced", Now()}};
+  }
+
+  json Finish() {
+    Check(client_.Finish(/*drop_state=*/true), "finishing");
+    return {{"finished", Now()}};
   }
 
   json NewAttempt() { return {{"uuid", Take(client_.NewAttempt(), "asking for an attempt")}}; }
@@ -225,6 +237,8 @@ json Obey(Rank& rank, const std::string& line) {
   std::string verb;
   words >> verb;
   if (verb == "register") return rank.Register();
+  if (verb == "fence") return rank.Fence();
+  if (verb == "finish") return rank.Finish();
   if (verb == "new_attempt") return rank.NewAttempt();
   if (verb == "reconfigure") {
     std::string uuid;

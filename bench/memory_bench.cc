@@ -60,11 +60,12 @@ double Measure(const Options& options, uint32_t threads, const Work& work) {
   const uint64_t bytes = options.mib * backstay::kMiB;
   const uint64_t share = bytes / threads;
   const uint64_t chunk = work.whole ? share : options.chunk_kib * backstay::kKiB;
-  std::barrier start(threads + 1);
+  std::barrier start(threads + 1);  // Once to be ready, once to go.
   std::atomic<uint64_t> sink = 0;  // What was hashed is used, so it cannot be left out.
   std::vector<std::jthread> workers;
   for (uint32_t i = 0; i < threads; ++i) {
     workers.emplace_back([&, i] {
+      start.arrive_and_wait();
       start.arrive_and_wait();
       uint64_t sum = 0;
       const uint64_t end = (i + 1) * share;
@@ -75,6 +76,7 @@ double Measure(const Options& options, uint32_t threads, const Work& work) {
   }
   start.arrive_and_wait();
   const auto begin = steady_clock::now();
+  start.arrive_and_wait();
   workers.clear();
   const std::chrono::duration<double> took = steady_clock::now() - begin;
   return static_cast<double>(bytes) / 1e9 / took.count();

@@ -132,6 +132,10 @@ void RestoreAgent::Fetch(const Caller& caller, const replication::FetchRequest& 
   // Another job's bytes are this job's only to read; its own copies begin with its first save.
   open.for_restore = request.for_restore && open.name.job == job_.job();
   if (open.for_restore && request.shard == caller.shard) open.own = (*claim)->reservation();
+  if (request.for_restore && request.shard == caller.shard) {
+    FetchBegun& begun = fetches_begun_[caller.shard];
+    if (begun.name != open.name) begun = {open.name, executor_.Now()};  // A retry began earlier.
+  }
   // The newest decision with this base says where the bytes are.
   for (auto decision = decisions_.rbegin(); decision != decisions_.rend(); ++decision) {
     const JobName base_job =
@@ -200,6 +204,7 @@ void RestoreAgent::FinishRestore(const Caller& caller,
   restore.attempt = request.attempt;
   restore.done = std::move(done);
   FillReport(caller, request, &restore.report);
+  fetches_begun_.erase(caller.shard);
   const Duration timeout = std::clamp(request.timeout, Duration::zero(), Duration(kTimeoutMax));
   restore.deadline_timer = executor_.RunAfter(
       timeout, lifetime_.Wrap([this, id, attempt = request.attempt, uuid = request.uuid] {
@@ -235,9 +240,13 @@ void RestoreAgent::FillReport(const Caller& caller,
   report->set_unreadable(!request.ok);
   const ShardName name{decision.base_job().empty() ? job_.job() : JobName(decision.base_job()),
                        replication::FromWire(decision.base()), caller.shard};
+  // All that the rank waited for: the bytes' way here, their check, and the copy into its state.
+  if (const auto begun = fetches_begun_.find(caller.shard);
+      begun != fetches_begun_.end() && begun->second.name == name) {
+    report->set_nanoseconds(static_cast<uint64_t>((executor_.Now() - begun->second.at).count()));
+  }
   if (const std::optional<replication::FetchAgent::Stats> stats = fetches_.StatsOf(name)) {
     report->set_bytes_remote(stats->bytes_remote);
-    report->set_nanoseconds(static_cast<uint64_t>((stats->ended - stats->started).count()));
     for (const NodeId& source : stats->sources) report->add_sources(source.value);
   }
 }

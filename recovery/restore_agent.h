@@ -25,8 +25,8 @@ namespace backstay::recovery {
 //
 // Thread:  the control executor. Completions run later, exactly once, unless it is destroyed first.
 // Memory:  remembers kDecisionsMax decisions, so that late fetches of an attempt find their
-// sources. Failure: calls are repeated over lost messages and changes of leader until the caller's
-// deadline.
+//          sources.
+// Failure: calls are repeated over lost messages and changes of leader until the caller's deadline.
 class RestoreAgent {
  public:
   static constexpr size_t kDecisionsMax = 8;
@@ -75,6 +75,11 @@ class RestoreAgent {
     TimerId deadline_timer = kNoTimer;
   };
   using DecisionKey = std::pair<AttemptUuid, Attempt>;
+  // When a rank first asked for the bytes that its restore needs.
+  struct FetchBegun {
+    ShardName name;
+    Instant at;
+  };
 
   void Remember(const replication::wire::Decision& decision);
   const replication::wire::Decision* FindDecision(const AttemptUuid& uuid, Attempt attempt) const;
@@ -104,6 +109,7 @@ class RestoreAgent {
   };
   std::map<ShardId, PendingCall> calls_;  // Of Reconfigure(), by the caller's shard.
   uint64_t report_call_ = 0;              // The newest ReportVerified.
+  std::map<ShardId, FetchBegun> fetches_begun_;  // By the caller's shard, until it has finished.
   uint64_t last_restore_ = 0;
   std::map<uint64_t, Restore> restores_;
   TimerId report_timer_ = kNoTimer;

@@ -158,9 +158,10 @@ std::string DescribeRestore(const wire::RankRestore& restore, const NodeId& node
     return text + (restore.error().empty() ? "no reason given" : restore.error()) +
            (restore.unreadable() ? " (no good copy anywhere)" : "");
   }
+  if (restore.bytes() == 0) return text + "nothing to restore";
   const double seconds = static_cast<double>(restore.nanoseconds()) / 1e9;
   std::array<char, 64> rate{};
-  std::snprintf(rate.data(), rate.size(), " in %.3f s (%.2f GB/s)", seconds,
+  std::snprintf(rate.data(), rate.size(), " in %.1f ms (%.2f GB/s)", seconds * 1000,
                 seconds > 0 ? static_cast<double>(restore.bytes()) / 1e9 / seconds : 0.0);
   text += FormatBytes(restore.bytes()) + rate.data();
   if (restore.bytes_remote() == 0) return text + ", all from its own node's memory";
@@ -168,7 +169,10 @@ std::string DescribeRestore(const wire::RankRestore& restore, const NodeId& node
   for (const std::string& source : restore.sources()) {
     sources += (sources.empty() ? "" : ", ") + source;
   }
-  return text + ", " + FormatBytes(restore.bytes_remote()) + " of it from " + sources;
+  const std::string part = restore.bytes_remote() == restore.bytes()
+                               ? "all"
+                               : FormatBytes(restore.bytes_remote()) + " of it";
+  return text + ", " + part + " from " + sources;
 }
 
 void FillRecordStatus(const StatusInput& input, wire::LeaderStatusReply* status) {

@@ -9,6 +9,7 @@ from processes import Child, free_ports
 
 READY_TIMEOUT_S = 30
 STOP_TIMEOUT_S = 10
+ASK_TIMEOUT_S = 10
 LEASE_TTL_MS = 1500
 
 
@@ -36,7 +37,8 @@ class Cluster:
     """Starts, asks, kills and stops the services. The first node serves the embedded metadata store."""
 
     def __init__(self, binaries, directory, node_count, memory_budget_mib):
-        self._binaries = binaries
+        self._backstay = os.path.join(binaries, "backstay")
+        self._backstayd = os.path.join(binaries, "backstayd")
         self._budget_mib = memory_budget_mib
         ports = free_ports(3 * node_count)
         self.nodes = [Node(i + 1, directory, ports[3 * i:3 * i + 3]) for i in range(node_count)]
@@ -54,7 +56,7 @@ class Cluster:
         metadata = (["--serve-metadata"] if node is self.metadata_node
                     else ["--metadata-address", self.metadata_node.control])
         node.child = Child(node.name, [
-            os.path.join(self._binaries, "backstayd"), "--node-id", node.name,
+            self._backstayd, "--node-id", node.name,
             "--domains", f"host-{node.name[5:]}", "--hosts-simulated",
             "--memory-budget", f"{self._budget_mib}MiB", "--data-dir", node.directory,
             "--socket", node.socket, "--control-address", node.control,
@@ -67,12 +69,11 @@ class Cluster:
         node = next((n for n in self.nodes if n.alive()), None)
         if node is None:
             return None
-        done = subprocess.run([os.path.join(self._binaries, "backstay"), "--connect", node.control,
-                               *words, "--json"], capture_output=True, text=True, check=False,
-                              timeout=60)
         try:
+            done = subprocess.run([self._backstay, "--connect", node.control, *words, "--json"],
+                                  capture_output=True, text=True, check=False, timeout=ASK_TIMEOUT_S)
             return json.loads(done.stdout)
-        except ValueError:
+        except (ValueError, subprocess.TimeoutExpired):
             return None
 
     def wait_members(self, names):
@@ -86,11 +87,14 @@ class Cluster:
             if status and names <= {n["node"] for n in status["nodes"] if n["answered"]}:
                 return
             time.sleep(0.05)
-        raise DemoError(f"the services were not ready within {READY_TIMEOUT_S} s; "
-                        f"logs are in {os.path.dirname(self.nodes[0].directory)}")
+        raise DemoError("\n  ".join([f"the services were not ready within {READY_TIMEOUT_S} s; the first one says:",
+                                     *self.nodes[0].child.log_tail()]))
 
     def stop(self):
+        started = [node for node in self.nodes if node.child is not None]
+        others = [node for node in started if node is not self.metadata_node]
+        for node in others:
+            node.child.terminate()
         # The metadata store goes last, so that the others can say goodbye to it.
-        for node in reversed(self.nodes):
-            if node.child is not None:
-                node.child.stop(STOP_TIMEOUT_S)
+        for node in [*others, *(node for node in started if node is self.metadata_node)]:
+            node.child.stop(STOP_TIMEOUT_S)

@@ -41,6 +41,15 @@ class Member:
         self.child = child
         self.tail = EventTail(events)
 
+    @property
+    def place(self):
+        return self.node.name if self.node else "this machine"
+
+    def last_words(self):
+        """How it ended, for a person."""
+        lines = self.child.log_tail(1)
+        return lines[0] if lines else f"exit code {self.child.exit_code()}"
+
     def last(self, event):
         return next((e for e in reversed(self.tail.events) if e["event"] == event), None)
 
@@ -84,7 +93,27 @@ class Training:
         """(member, event) for everything that came since the last call."""
         return [(member, event) for member in self.everyone for event in member.tail.poll()]
 
+    def first_after(self, unix_ms, *kinds):
+        """Each member's first event of these kinds since then: (member, event), earliest first."""
+        found = []
+        for member in self.everyone:
+            event = next((e for e in member.tail.events if e["event"] in kinds and e["unix_ms"] >= unix_ms), None)
+            if event:
+                found.append((member, event))
+        return sorted(found, key=lambda pair: pair[1]["unix_ms"])
+
+    def finished(self):
+        """Every rank has said its digest, and ended."""
+        return (all(member.last("finished") for member in self.members)
+                and not any(member.child.running() for member in self.members))
+
+    def digests(self):
+        """Of the final state, by rank."""
+        return [member.last("finished")["digest"] for member in self.members]
+
     def stop(self):
+        for member in self.everyone:
+            member.child.send_kill()
         for member in self.everyone:
             member.child.kill()
 

@@ -142,6 +142,15 @@ TEST_F(JobLeaderTest, ALaterTrainerTakesTheShardAndTheEarlierOnesNodeIsTold) {
   EXPECT_TRUE(cluster_.Happened(timeline::kTrainerReplaced));
 }
 
+// Attack: a node that was cut off comes back and repeats the claim of a trainer that was replaced.
+TEST_F(JobLeaderTest, ARepeatedClaimTakesNothingFromALiveTrainer) {
+  StartJob();
+  EXPECT_TRUE(cluster_.Wait(cluster_.Admit(1, "c", /*trainer=*/999)).ok());
+  const auto repeated = cluster_.Wait(cluster_.Admit(1, "b", /*trainer=*/101, /*repeated=*/true));
+  EXPECT_EQ(repeated.status().code(), StatusCode::kStale);
+  EXPECT_TRUE(cluster_.Wait(cluster_.Admit(1, "c", /*trainer=*/999, /*repeated=*/true)).ok());
+}
+
 // ---- Commits ----
 
 TEST_F(JobLeaderTest, AProtectedSnapshotIsCommittedAndEverybodyIsTold) {

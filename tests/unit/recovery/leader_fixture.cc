@@ -204,7 +204,7 @@ Result<wire::Reply> LeaderFixture::Serve(FakeNode& node, const wire::Request& re
 }
 
 LeaderFixture::Answer LeaderFixture::Admit(uint32_t rank, const std::string& name,
-                                           uint64_t trainer) {
+                                           uint64_t trainer, bool repeated) {
   wire::Request request;
   wire::AdmitShard* admit = request.mutable_admit_shard();
   admit->set_shard_id(std::to_string(rank));
@@ -213,6 +213,7 @@ LeaderFixture::Answer LeaderFixture::Admit(uint32_t rank, const std::string& nam
   admit->set_size_bytes(1000);
   admit->set_replicas(replicas);
   admit->set_versions(versions);
+  admit->set_repeated(repeated);
   admit->set_token_digest(std::string(32, 't'));
   admit->mutable_trainer()->set_trainer(trainer == 0 ? 100 + rank : trainer);
   admit->mutable_trainer()->set_rank(rank);

@@ -82,7 +82,8 @@ class LeaderFixture {
   uint32_t versions = 2;
 
   // The trainer of `rank` on `node` registers; its process number is 100 + rank unless given.
-  Answer Admit(uint32_t rank, const std::string& node, uint64_t trainer = 0);
+  Answer Admit(uint32_t rank, const std::string& node, uint64_t trainer = 0,
+               bool repeated = false);
   void AdmitAll();
   Answer Call(const std::string& uuid, uint32_t rank, const std::string& node,
               uint64_t old_generation, uint32_t timeout_ms = 20'000, uint64_t trainer = 0);

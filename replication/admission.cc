@@ -80,7 +80,14 @@ Status Admission::CheckClaim(const ShardId& shard, const wire::AdmitShard& reque
   const ShardMember& member = known->second;
   if (member.trainer == request.trainer().trainer()) return Status::Ok();
   const std::optional<Generation> other = trainers_.GenerationOf(member.primary, member.trainer);
-  if (!other || other->value < request.trainer().generation()) return Status::Ok();
+  // Of the present generation, or new and in none yet, or left over from an older one.
+  const auto standing = [this](uint64_t generation) {
+    if (generation == 0) return 1;
+    return generation == record_.record().generation() ? 2 : 0;
+  };
+  if (!other || standing(other->value) < standing(request.trainer().generation())) {
+    return Status::Ok();
+  }
   return Stale("shard " + shard.value + " of job " + job_.value + " was claimed by a trainer on " +
                member.primary.node.value + " since");
 }

@@ -67,6 +67,12 @@ std::string DifferentTag(const std::vector<wire::Tag>& a, const std::vector<wire
   return i < a.size() ? a[i].name() : b[i].name();
 }
 
+bool HasEveryShard(const TrackedSnapshot& snapshot) {
+  return snapshot.shards.size() == snapshot.world_size &&
+         std::ranges::all_of(snapshot.shards,
+                             [](const auto& shard) { return shard.second.live_domains > 0; });
+}
+
 }  // namespace
 
 void CommitTracker::SetPolicy(uint32_t replica_count) {
@@ -84,6 +90,7 @@ void CommitTracker::SetLive(LiveDomains live) {
 void CommitTracker::RecountAll() {
   for (auto& [id, snapshot] : snapshots_) {
     for (auto& [shard_id, shard] : snapshot.shards) Recount(snapshot, shard);
+    NotePassedOver(snapshot);
   }
 }
 
@@ -174,11 +181,12 @@ TrackedShard* CommitTracker::FindOrAddShard(TrackedSnapshot& snapshot, const Sha
   return &shard;
 }
 
-void CommitTracker::NoteBegun(const SnapshotId& id, const ShardId& shard) {
+void CommitTracker::NoteBegun(const SnapshotId& id, const ShardId& shard,
+                              const NodeInstance& from) {
   const auto known = newest_begun_.find(shard);
-  if (known != newest_begun_.end() && known->second >= id) return;
+  if (known != newest_begun_.end() && known->second.id >= id) return;
   if (known == newest_begun_.end() && newest_begun_.size() >= kWorldSizeMax) return;
-  newest_begun_[shard] = id;
+  newest_begun_[shard] = {id, from};
   for (auto it = snapshots_.begin(); it != snapshots_.end() && it->first < id; ++it) {
     NotePassedOver(it->second);
   }
@@ -187,11 +195,18 @@ void CommitTracker::NoteBegun(const SnapshotId& id, const ShardId& shard) {
 void CommitTracker::NotePassedOver(TrackedSnapshot& snapshot) const {
   if (!snapshot.passed_over.empty()) return;
   for (const auto& [shard, newest] : newest_begun_) {
-    if (newest.generation != snapshot.id.generation || newest <= snapshot.id) continue;
-    if (snapshot.shards.contains(shard)) continue;
-    snapshot.passed_over = "shard " + shard.value +
-                           " was not saved at this step: its rank has begun step " +
-                           std::to_string(newest.step.value) + " already";
+    if (newest.id.generation != snapshot.id.generation || newest.id <= snapshot.id) continue;
+    const auto part = snapshot.shards.find(shard);
+    if (part == snapshot.shards.end()) {
+      snapshot.passed_over = "shard " + shard.value + " was not saved at this step";
+    } else if (part->second.live_domains == 0 && part->second.reporter != newest.reporter) {
+      snapshot.passed_over = "what was saved of shard " + shard.value + " was lost with " +
+                             ToString(part->second.reporter);
+    } else {
+      continue;
+    }
+    snapshot.passed_over +=
+        ": its rank has begun step " + std::to_string(newest.id.step.value) + " already";
     return;
   }
 }
@@ -226,7 +241,7 @@ Status CommitTracker::OnReport(const NodeInstance& from, const wire::ShardReport
   }
   shard.progress = std::max(shard.progress, report.progress());
   shard.reporter = from;
-  if (report.began_unix_ms() != 0) NoteBegun(id, shard_id);
+  if (report.began_unix_ms() != 0) NoteBegun(id, shard_id, from);
   if (report.failed()) {
     shard.error = report.error().empty() ? std::string("no reason given") : report.error();
     snapshot->failed.insert(shard_id);
@@ -291,8 +306,8 @@ std::string CannotCommit(const TrackedSnapshot& snapshot) {
     const ShardId& id = *snapshot.failed.begin();
     return "the save of shard " + id.value + " failed: " + snapshot.shards.at(id).error;
   }
-  // The rest of a complete snapshot may have come from an inventory after it was passed over.
-  return snapshot.shards.size() < snapshot.world_size ? snapshot.passed_over : "";
+  // What it lacked may have come from an inventory after it was passed over.
+  return snapshot.passed_over.empty() || HasEveryShard(snapshot) ? "" : snapshot.passed_over;
 }
 
 Result<CommitProposal> ProposeCommit(const CommitTracker& tracker,

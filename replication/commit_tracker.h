@@ -46,8 +46,10 @@ struct TrackedSnapshot {
   uint64_t bytes = 0;
   int64_t began_unix_ms = 0;
   Instant first_seen;
-  std::string conflict;     // Two contents under one name, or world sizes that differ.
-  std::string passed_over;  // A rank began a newer step without this one: it will never have it.
+  std::string conflict;  // Two contents under one name, or world sizes that differ.
+  // A rank began a newer step without this one, or after what it had of this one was lost: it will
+  // never have it.
+  std::string passed_over;
 };
 
 // Which shards of which snapshots are protected by whom: built from the primaries' reports
@@ -90,9 +92,17 @@ class CommitTracker {
   std::vector<NodeInstance> LiveHolders(const TrackedShard& shard) const;
 
  private:
+  // The newest step that a shard's trainer has begun, and the service which said so.
+  struct NewestBegun {
+    SnapshotId id;
+    NodeInstance reporter;
+  };
+
   // Steps of a shard are begun in growing order, and a primary reports all of its open saves, in
-  // that order: one that has begun a newer step and is not part of this snapshot never will be.
-  void NoteBegun(const SnapshotId& id, const ShardId& shard);
+  // that order: one that has begun a newer step and is not part of this snapshot never will be. Nor
+  // will one that was part of it, died with its service or node, and has no copy anywhere: its
+  // trainer has gone on with another one.
+  void NoteBegun(const SnapshotId& id, const ShardId& shard, const NodeInstance& from);
   void NotePassedOver(TrackedSnapshot& snapshot) const;
   TrackedSnapshot* FindOrAdd(const SnapshotId& id, uint32_t world_size, Instant now);
   TrackedShard* FindOrAddShard(TrackedSnapshot& snapshot, const ShardId& id, uint32_t rank,
@@ -107,7 +117,7 @@ class CommitTracker {
   uint32_t replica_count_ = 0;
   LiveDomains live_;
   std::map<SnapshotId, TrackedSnapshot> snapshots_;
-  std::map<ShardId, SnapshotId> newest_begun_;  // By a primary. At most kWorldSizeMax.
+  std::map<ShardId, NewestBegun> newest_begun_;  // By a primary. At most kWorldSizeMax.
 };
 
 // Why the snapshot can never be committed, as far as single reports tell; empty: it may be.

@@ -10,6 +10,7 @@ namespace backstay::replication {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr Instant kNow{1};
 
@@ -54,8 +55,8 @@ class CommitTrackerTest : public ::testing::Test {
         {{Start("a"), "h1"}, {Start("b"), "h2"}, {Start("c"), "h3"}, {Start("c2"), "h3"}});
   }
 
-  void Add(const wire::ShardReport& report) {
-    ASSERT_TRUE(tracker_.OnReport(Start("a"), report, kNow).ok());
+  void Add(const wire::ShardReport& report, const NodeInstance& from = Start("a")) {
+    ASSERT_TRUE(tracker_.OnReport(from, report, kNow).ok());
   }
   const TrackedSnapshot& snapshot() const { return *tracker_.Find(Id(1, 10)); }
   std::string Why() const {
@@ -133,6 +134,37 @@ TEST_F(CommitTrackerTest, ARankWithBothStepsPassesNothingOver) {
   Add(BegunAt(Report(1, {Start("a")}), 10));
   Add(BegunAt(Report(1, {Start("a"), Start("b")}), 13));
   EXPECT_EQ(CannotCommit(snapshot()), "");
+}
+
+// A service dies in the middle of a save, and its trainer goes on with the next service: the other
+// ranks must not hold their copies of that step for ever.
+TEST_F(CommitTrackerTest, AStepWhoseCopyDiedWithItsServiceCanNeverCommit) {
+  Add(BegunAt(Report(0, {Start("a"), Start("b")}), 10));
+  wire::ShardReport unsealed = BegunAt(Report(1, {}), 10);
+  unsealed.clear_digest();
+  Add(unsealed, Start("c"));
+  EXPECT_EQ(CannotCommit(snapshot()), "");
+  Add(BegunAt(Report(1, {Start("c", 2), Start("b")}), 13), Start("c", 2));
+  EXPECT_THAT(CannotCommit(snapshot()), HasSubstr("what was saved of shard 1 was lost with c"));
+}
+
+TEST_F(CommitTrackerTest, AStepThatOneServiceStillCopiesIsNotPassedOver) {
+  wire::ShardReport unsealed = BegunAt(Report(1, {}), 10);
+  unsealed.clear_digest();
+  Add(unsealed);
+  Add(BegunAt(Report(1, {}), 13));
+  EXPECT_EQ(CannotCommit(snapshot()), "");
+}
+
+TEST_F(CommitTrackerTest, ACopyThatOutlivesItsServiceKeepsTheStepPossible) {
+  Add(BegunAt(Report(0, {Start("a"), Start("b")}), 10));
+  Add(BegunAt(Report(1, {Start("c"), Start("b")}), 10), Start("c"));
+  tracker_.SetLive({{Start("a"), "h1"}, {Start("b"), "h2"}, {Start("c", 2), "h3"}});
+  Add(BegunAt(Report(1, {Start("c", 2), Start("b")}), 13), Start("c", 2));
+  EXPECT_THAT(CannotCommit(snapshot()), Not(HasSubstr("lost with")));
+  // Now the last copy goes.
+  tracker_.SetLive({{Start("a"), "h1"}, {Start("c", 2), "h3"}});
+  EXPECT_THAT(CannotCommit(snapshot()), HasSubstr("what was saved of shard 1 was lost with c"));
 }
 
 TEST_F(CommitTrackerTest, EachFailureDomainCountsOnce) {

@@ -326,11 +326,8 @@ class RestorePlanner {
 
   // What was found, for the message that says that it is not enough.
   std::string DescribeFound() const {
-    if (candidates_.empty()) {
-      return "no shard of it was found on the " + std::to_string(input_.inventory.answered.size()) +
-             " nodes that answered";
-    }
-    std::string text = "found:";
+    if (candidates_.empty()) return "no shard of it was found on " + DescribeAsked();
+    std::string text = "on " + DescribeAsked() + " was found:";
     size_t named = 0;
     for (const Candidate& candidate : candidates_) {
       if (++named > kNamesInMessageMax) {
@@ -341,6 +338,22 @@ class RestorePlanner {
       text += " " + ToString(candidate.id) + " " + (why_not.empty() ? "is whole" : why_not) + ";";
     }
     text.pop_back();
+    return text;
+  }
+
+  // The nodes that told what they hold.
+  std::string DescribeAsked() const {
+    if (input_.inventory.answered.empty()) return "no node, for none answered";
+    std::string text;
+    size_t named = 0;
+    for (const auto& [node, shards] : input_.inventory.answered) {
+      if (++named > kNamesInMessageMax) {
+        return text + " and " +
+               std::to_string(input_.inventory.answered.size() - kNamesInMessageMax) +
+               " more nodes";
+      }
+      text += (text.empty() ? "" : ", ") + node.node.value;
+    }
     return text;
   }
 

@@ -2,6 +2,7 @@
 
 import re
 
+PLAIN_REJECTION = "is older than what was chosen"
 GLOO_PLACE = re.compile(r"\[\./gloo/[^\]]*\] ")
 
 
@@ -42,13 +43,17 @@ class Account:
 
     def _saves(self):
         stalls = sorted(e["stall_ms"] for m in self._training.everyone for e in m.tail.events if e["event"] == "saved")
-        failed = [e for m in self._training.everyone for e in m.tail.events if e["event"] == "save_failed"]
+        # That the save under way at the kill fails is told elsewhere.
+        failed = [(m, e) for m in self._training.everyone for e in m.tail.events if e["event"] == "save_failed"
+                  and not (self._fault.happened and e["step"] == self._fault.step)]
         text = "No rank saved its state."
         if stalls:
             text = (f"Ranks saved their state {len(stalls)} times; a save stalled its rank for "
                     f"{stalls[len(stalls) // 2]:.1f} ms (median), {stalls[-1]:.1f} ms at most.")
         if failed:
-            text += f" {len(failed)} saves of a rank failed by themselves, the first because: {failed[0]['message']}."
+            member, event = failed[0]
+            text += (f"\n{len(failed)} other save{'' if len(failed) == 1 else 's'} failed, and training went on; the first, "
+                     f"of step {event['step']} by rank {member.rank}: {event['message']}.")
         return text
 
     def _save_killed(self):
@@ -122,7 +127,8 @@ class Account:
         for event in self._events("decided"):
             self._add(event["unix_ms"], f"decision, for all ranks: {event['detail']}")
             for rejected in self._why["decision"]["rejected"] if self._why.get("decision") else []:
-                self._add(event["unix_ms"], f"  not {rejected}")
+                if not rejected.endswith(PLAIN_REJECTION):
+                    self._add(event["unix_ms"], f"  not {rejected}")
         for event in self._events("restored"):
             self._add(event["unix_ms"], f"restored: {event['detail']}")
         for event in self._events("restore failed", "moved to an older snapshot"):
@@ -148,10 +154,10 @@ class Account:
         started = self._events("repair started")
         done = {e["detail"] for e in self._events("repaired")}
         if started:
-            self._add(started[0]["unix_ms"], "repair begins: the lost replicas are made again on other nodes")
+            self._add(started[0]["unix_ms"], "repair begins: lost replicas are made again on other nodes")
         if again:
-            made = f": {len(done)} replica{'' if len(done) == 1 else 's'} made again" if done else ""
-            self._add(again[-1]["unix_ms"], f"protected again{made}")
+            made = f" ({len(done)} replica{'' if len(done) == 1 else 's'} made by repair)" if done else ""
+            self._add(again[-1]["unix_ms"], f"protected again: every committed shard has its replicas{made}")
 
     # ---- The price ---------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class Fault:
         if kind == "service_lost" and self._o.kill == "service" and self.service_back_unix_ms is None:
             self.service_back_unix_ms = int(time.time() * 1000)
             for node in self.nodes:
+                node.child.kill()  # It may not have let go of its memory and ports yet.
                 self._cluster.start_node(node)
             return f"the service of {self.nodes[0].name} is started again"
         return None
@@ -61,8 +62,6 @@ class Fault:
             children += [member.child for member in targets]
         for child in children:
             child.send_kill()
-        for child in children:
-            child.kill()
         trainers = "its trainer" if self._o.ranks_per_node == 1 else "its trainers"
         names = " and ".join(node.name for node in self.nodes)
         self.what = {"service": f"the service of {names} is killed",
@@ -87,7 +86,7 @@ class Fault:
 
     def _place(self, member):
         """Where a rank goes on: a dead node's ranks move to a spare, the others stay."""
-        if member.node.alive():
+        if member.node not in self.nodes or not self._o.nodes_killed:
             return member.node
         return self._spares[self.nodes.index(member.node)]
 

@@ -187,7 +187,9 @@ def main():
     directory, demo = None, None
     try:
         for number in STOP_SIGNALS:
-            signal.signal(number, interrupt)
+            # Who starts it under nohup wants it to outlive the terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, interrupt)
         with signals_held():
             directory = tempfile.mkdtemp(prefix="backstay-")
         demo = Demo(o, directory, progress)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 
 from processes import Child, write_atomically
 
+LOG_PREFIX = re.compile(r"^[0-9:.]+ rank \d+ +(error: )?")
 EXIT_FAULT = 75  # The example trainer's word for "start all ranks again".
 
 
@@ -48,7 +50,7 @@ class Member:
     def last_words(self):
         """How it ended, for a person."""
         lines = self.child.log_tail(1)
-        return lines[0] if lines else f"exit code {self.child.exit_code()}"
+        return LOG_PREFIX.sub("", lines[0]) if lines else f"exit code {self.child.exit_code()}"
 
     def last(self, event):
         return next((e for e in reversed(self.tail.events) if e["event"] == event), None)

@@ -172,6 +172,12 @@ Status HolderAgent::CheckOffer(const wire::Header& header, const wire::Offer& of
       return Stale("generation " + std::to_string(view.generation.value) + " of job " + job_.value +
                    " is closing");
     }
+    for (const SnapshotId& base : view.pinned) {
+      // Nothing commits before the generation's base has, and its replica needs the slot.
+      if (view.kept.contains(base) || table_.Find({job_, base, name.shard}) != nullptr) continue;
+      return Unavailable("the uncommitted base of generation " +
+                         std::to_string(view.generation.value) + " comes first: " + ToString(base));
+    }
     if (JudgeShard(view, name) == KeepVerdict::kDrop) {
       return Stale(ToString(name) + " cannot be committed any more: " + view.DescribeKept());
     }

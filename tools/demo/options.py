@@ -13,7 +13,8 @@ def _parser():
     p = argparse.ArgumentParser(prog="quickstart.sh", description="""
 The main job of Backstay on this machine: several services, each playing a node, hold the state of a training run; a node
 is killed in the middle of a save; the run goes on from its peers' memory; and its result is compared, bit for bit, with
-that of a run that nobody disturbed. Exits with 0 when they are equal, with 1 when not.""")
+that of a run that nobody disturbed. Exits with 0 when they are equal, or when more was killed than the number of
+replicas promises to survive, which it then says; with 1 otherwise.""")
     p.add_argument("--nodes", type=int, help="services, spares included (default: 4 and the spares)")
     p.add_argument("--ranks-per-node", type=int, default=1, help="default: 1")
     p.add_argument("--replicas", type=int, choices=range(4),
@@ -28,6 +29,7 @@ that of a run that nobody disturbed. Exits with 0 when they are equal, with 1 wh
     p.add_argument("--text", help="file to learn from (default: the licence texts that Debian ships)")
     p.add_argument("--keep", action="store_true", help="leave the services up at the end and say how to look at them")
     p.add_argument("--bin", required=True, help=argparse.SUPPRESS)
+    p.add_argument("--only-check-options", action="store_true", help=argparse.SUPPRESS)
     return p
 
 

@@ -183,6 +183,8 @@ def ignore_signals():
 
 def main():
     o = options.parse()
+    if o.only_check_options:
+        return 0
     progress = Progress()
     directory, demo = None, None
     try:

@@ -192,7 +192,7 @@ typedef struct backstay_tensor {
   uint32_t global_dimension_count;
   const uint64_t* global_shape; /* NULL: as `shape` (whole, replicated, alias). */
   const backstay_box* boxes;    /* BOXES: one box has the extents `shape`; several lie one after the
-                                   other, each in    row-major order, in a one-dimensional `shape`. */
+                                   other, each row-major, in a one-dimensional `shape`. */
   size_t box_count;
   uint64_t flat_offset; /* FLAT: `shape` has one dimension, of flat_count + padding elements. */
   uint64_t flat_count;

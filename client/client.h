@@ -98,6 +98,7 @@ class Client : public Connection::Listener, public std::enable_shared_from_this<
 
   Connection& connection() { return connection_; }
   CopyThreads& copy_threads() { return copy_threads_; }
+  SlotCache& slots() { return slots_; }
 
   void OnEvent(const local::Event& event) override;
   void OnLost(const Status& why) override;

@@ -1,5 +1,7 @@
 #include "client/copy_threads.h"
 
+#include <sched.h>
+
 #include "client/quiet_thread.h"
 
 namespace backstay::client {
@@ -25,7 +27,21 @@ bool CopyThreads::Run(uint32_t count, const std::function<void()>& work) {
   return true;
 }
 
+namespace {
+
+// A copy is background work: being woken for it must not take the processor from the thread that
+// started it, which wants to go on computing. (Batch threads get their share, but preempt nobody.)
+// A host that runs on a real-time or idle policy has chosen, and keeps it.
+void PreemptNobody() {
+  if (::sched_getscheduler(0) != SCHED_OTHER) return;
+  const sched_param none = {};
+  static_cast<void>(::sched_setscheduler(0, SCHED_BATCH, &none));  // Only slower when refused.
+}
+
+}  // namespace
+
 void CopyThreads::Loop() {
+  PreemptNobody();
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });

@@ -80,8 +80,13 @@ Status ShardReader::Attach(TimePoint deadline) {
     BACKSTAY_ASSIGN_OR_RETURN(ShardManifest manifest, DecodeManifest(fetched.manifest));
     if (manifest.size_bytes > fetched.size_bytes)
       return Corrupt(what + ": the service's memory is smaller than the shard");
-    BACKSTAY_ASSIGN_OR_RETURN(open->slot, MapSlot(reply, fetched.size_bytes, fetched.control_bytes,
-                                                  manifest.chunk_bytes, /*writable=*/false));
+    open->slot = client_->slots().FindMapped(
+        reply, {.size_bytes = fetched.size_bytes, .chunk_bytes = manifest.chunk_bytes});
+    if (open->slot == nullptr) {
+      BACKSTAY_ASSIGN_OR_RETURN(open->slot,
+                                MapSlot(reply, fetched.size_bytes, fetched.control_bytes,
+                                        manifest.chunk_bytes, /*writable=*/false));
+    }
     const std::lock_guard lock(mutex_);
     if (view_ == nullptr) {  // Readers hold references into the first manifest.
       manifest_ = std::move(manifest);

@@ -19,6 +19,12 @@ Status CheckFileSize(int fd, uint64_t size_bytes) {
                  " bytes of memory and says that they are " + std::to_string(size_bytes));
 }
 
+Result<FileIdentity> IdentityOf(int fd) {
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return OsError(errno, "look at a slot's descriptor");
+  return FileIdentity{.device = info.st_dev, .inode = info.st_ino};
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const MappedSlot>> MapSlot(Reply& reply, uint64_t size_bytes,
@@ -35,6 +41,7 @@ Result<std::shared_ptr<const MappedSlot>> MapSlot(Reply& reply, uint64_t size_by
   const int control_fd = reply.descriptors[1].get();
   if (size_bytes > 0) {
     BACKSTAY_RETURN_IF_ERROR(CheckFileSize(data_fd, size_bytes));
+    BACKSTAY_ASSIGN_OR_RETURN(slot->file, IdentityOf(data_fd));
     slot->data = Mapping::Map(data_fd, size_bytes, writable);
     if (!slot->data.valid()) return OsError(errno, "map a slot of " + FormatBytes(size_bytes));
   }
@@ -63,6 +70,21 @@ Result<std::shared_ptr<const MappedSlot>> SlotCache::Take(Reply& reply,
                    " without its descriptors, and it is not mapped here");
   }
   return found->second;
+}
+
+std::shared_ptr<const MappedSlot> SlotCache::FindMapped(const Reply& reply,
+                                                        const SlotGeometry& geometry) {
+  if (reply.descriptors.empty() || geometry.size_bytes == 0) return nullptr;
+  const Result<FileIdentity> file = IdentityOf(reply.descriptors[0].get());
+  if (!file.ok()) return nullptr;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [slot_id, slot] : slots_) {
+    if (slot->file == *file && slot->geometry.size_bytes == geometry.size_bytes &&
+        slot->geometry.chunk_bytes == geometry.chunk_bytes) {
+      return slot;
+    }
+  }
+  return nullptr;
 }
 
 void SlotCache::Drop(uint64_t slot_id) {

@@ -13,12 +13,21 @@
 
 namespace backstay::client {
 
+// Device and inode: two descriptors with the same are the same memory, while one of them is held.
+struct FileIdentity {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+
+  friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
+};
+
 // A slot's data and control page in this process. Shared by those who use it and unmapped when the
 // last lets go, so no copy thread ever writes to memory that is gone.
 struct MappedSlot {
   Mapping data;
   Mapping control;
   SlotGeometry geometry;
+  FileIdentity file;  // Of the data: what is mapped, whatever descriptor or slot number names it.
 
   std::span<std::byte> bytes() const { return {data.data(), geometry.size_bytes}; }
   std::span<std::byte> page() const { return {control.data(), geometry.ControlBytes()}; }
@@ -39,6 +48,10 @@ class SlotCache {
   // when neither.
   Result<std::shared_ptr<const MappedSlot>> Take(Reply& reply, const local::BeginReply& begin,
                                                  uint32_t chunk_bytes);
+  // The memory that came with `reply`, when it is one of these slots: a shard that this process
+  // saved, and whose pages it need not map again (which costs as much as copying them). Nothing
+  // when it is not.
+  std::shared_ptr<const MappedSlot> FindMapped(const Reply& reply, const SlotGeometry& geometry);
   // The service will not hand it over again.
   void Drop(uint64_t slot_id);
   void DropAll();

@@ -236,8 +236,6 @@ void RestoreAgent::FillReport(const Caller& caller,
   report->set_error(request.error);
   report->set_bytes(request.bytes);
   report->set_done_unix_ms(executor_.clock().UnixMillis());
-  // A rank that cannot get its bytes needs another base, whatever the reason.
-  report->set_unreadable(!request.ok);
   const ShardName name{decision.base_job().empty() ? job_.job() : JobName(decision.base_job()),
                        replication::FromWire(decision.base()), caller.shard};
   // All that the rank waited for: the bytes' way here, their check, and the copy into its state.
@@ -246,6 +244,11 @@ void RestoreAgent::FillReport(const Caller& caller,
     report->set_nanoseconds(static_cast<uint64_t>((executor_.Now() - begun->second.at).count()));
   }
   if (const std::optional<replication::FetchAgent::Stats> stats = fetches_.StatsOf(name)) {
+    // Only bytes that nobody has call for another base. A rank that failed otherwise tries again:
+    // after this attempt, or in it.
+    const StatusCode outcome = stats->outcome.code();
+    report->set_unreadable(!request.ok &&
+                           (outcome == StatusCode::kCorrupt || outcome == StatusCode::kNotFound));
     report->set_bytes_remote(stats->bytes_remote);
     for (const NodeId& source : stats->sources) report->add_sources(source.value);
   }

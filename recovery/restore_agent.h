@@ -107,8 +107,8 @@ class RestoreAgent {
     uint64_t call = 0;
     Completion<replication::DecisionReply> done;
   };
-  std::map<ShardId, PendingCall> calls_;  // Of Reconfigure(), by the caller's shard.
-  uint64_t report_call_ = 0;              // The newest ReportVerified.
+  std::map<ShardId, PendingCall> calls_;         // Of Reconfigure(), by the caller's shard.
+  uint64_t report_call_ = 0;                     // The newest ReportVerified.
   std::map<ShardId, FetchBegun> fetches_begun_;  // By the caller's shard, until it has finished.
   uint64_t last_restore_ = 0;
   std::map<uint64_t, Restore> restores_;

@@ -72,13 +72,20 @@ Status Admission::CheckAgainstOthers(const ShardId& shard, const wire::AdmitShar
   return Status::Ok();
 }
 
-// A newer claim wins. But a node that was cut off and comes back repeats the claim of a trainer
-// that was replaced meanwhile: that is not a newer one.
+// A later claim wins. But a node that was cut off and comes back repeats the claim of a trainer
+// that was replaced meanwhile: that is not a later one.
 Status Admission::CheckClaim(const ShardId& shard, const wire::AdmitShard& request) const {
   const auto known = members_.find(shard);
   if (known == members_.end() || !request.repeated()) return Status::Ok();
   const ShardMember& member = known->second;
   if (member.trainer == request.trainer().trainer()) return Status::Ok();
+  const std::pair<uint64_t, uint64_t> order{request.claim_term(), request.claim_number()};
+  if (order.first != 0) {
+    if (order > member.claim_order) return Status::Ok();
+    return Stale("shard " + shard.value + " of job " + job_.value +
+                 " was claimed later by a trainer on " + member.primary.node.value);
+  }
+  // Of a trainer that its node's service, started again, does not know the claim's order of.
   const std::optional<Generation> other = trainers_.GenerationOf(member.primary, member.trainer);
   // Of the present generation, or new and in none yet, or left over from an older one.
   const auto standing = [this](uint64_t generation) {
@@ -133,6 +140,11 @@ void Admission::OnAdmitShard(const NodeInstance& from, const wire::AdmitShard& r
   member.replicas = request.replicas();
   member.versions = request.versions();
   member.primary = from;
+  if (request.claim_term() != 0) {
+    member.claim_order = {request.claim_term(), request.claim_number()};
+  } else if (member.trainer != request.trainer().trainer()) {
+    member.claim_order = {calls_.term().value, ++claim_count_};
+  }
   member.trainer = request.trainer().trainer();
   if (is_new) {
     for (const std::string& node : request.current_replicas()) {
@@ -411,6 +423,8 @@ void Admission::Finish(const ShardId& id, ShardMember& member) {
   wire::Reply reply;
   wire::AdmitShardReply* admitted = reply.mutable_admit_shard();
   for (const NodeId& node : member.TargetNodes()) admitted->add_replica_nodes(node.value);
+  admitted->set_claim_term(member.claim_order.first);
+  admitted->set_claim_number(member.claim_order.second);
   admitted->set_reserved_bytes_peers(member.size_bytes * (member.versions + 1) *
                                      member.targets.size());
   std::exchange(member.reply, nullptr)(std::move(reply));

@@ -77,6 +77,7 @@ class Admission {
   wire::AdmitShard policy_;    // Whose policy the record has, or is being given.
   bool place_needed_ = false;  // Members or nodes have changed since the last placement.
   uint64_t version_ = 0;
+  uint64_t claim_count_ = 0;  // First admissions of this leader.
   std::map<ShardId, ShardMember> members_;
   // Members with something to do: so that a step costs nothing once all are settled.
   std::set<ShardId> unsettled_;

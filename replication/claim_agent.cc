@@ -72,6 +72,7 @@ void ClaimAgent::Register(ProcessId process, const ShardClaim& claim, Emit emit,
   }
   if (!same_process) {
     trainer_ = parts_.random.Next();
+    claim_order_ = {};
     generation_ = Generation();
     fenced_told_ = Generation();
   }
@@ -154,7 +155,9 @@ wire::Request ClaimAgent::MakeAdmission() const {
   trainer.set_shard_id(shard_.value);
   trainer.set_rank(static_cast<uint32_t>(claim_.rank.value));
   trainer.set_generation(generation_.value);
-  admit.set_repeated(state_ == ClaimState::kAdmitted || claim_.generation.value != 0);
+  admit.set_claim_term(claim_order_.first);
+  admit.set_claim_number(claim_order_.second);
+  admit.set_repeated(claim_order_.first != 0 || claim_.generation.value != 0);
   return request;
 }
 
@@ -190,6 +193,7 @@ void ClaimAgent::OnAdmitted(uint64_t claim_epoch, Result<wire::Reply> reply) {
   // Whoever answered: if the leader has changed since, Step() asks the new one.
   admitted_by_ = FromWire(reply->header().from());
   admitted_term_ = Term(reply->header().term());
+  claim_order_ = {reply->admit_shard().claim_term(), reply->admit_shard().claim_number()};
   reserved_bytes_peers_ = reply->admit_shard().reserved_bytes_peers();
   std::vector<NodeId> nodes;
   for (const std::string& node : reply->admit_shard().replica_nodes()) nodes.emplace_back(node);
@@ -338,6 +342,13 @@ void ClaimAgent::OnView(const JobView& view) {
 
 void ClaimAgent::Step() {
   saves_.Step();
+  const bool registering = state_ == ClaimState::kReserving || state_ == ClaimState::kAdmitting;
+  if (registering && parts_.peers.self().node.empty()) {
+    // It would arrive late, and pass for a newer claim than one that was made meanwhile.
+    const Status why = Unavailable("this node lost its place in the cluster; register again");
+    FinishRegister(why);
+    return GiveUpClaim(why);
+  }
   if (state_ != ClaimState::kAdmitted) return;
   const std::optional<LeaderInfo> leader = leader_.Find();
   const bool same = leader && admitted_by_ && leader->node == *admitted_by_ &&

@@ -124,6 +124,8 @@ class ClaimAgent {
   ProcessId process_;
   uint64_t trainer_ = 0;
   ClaimNumber number_;
+  // Of the first admission of this process's claim: which of two claims is the later one.
+  std::pair<uint64_t, uint64_t> claim_order_;
   uint64_t admission_call_ = 0;  // The newest; at most one is under way.
   uint64_t epoch_ = 0;  // Of the registration under way; answers to earlier ones are ignored.
   Emit emit_;           // Nothing while disconnected.

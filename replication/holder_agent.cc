@@ -167,6 +167,11 @@ Status HolderAgent::CheckOffer(const wire::Header& header, const wire::Offer& of
     return Stale("offer of " + ToString(name) + " in generation " +
                  std::to_string(header.generation()));
   }
+  if (view.generation < name.snapshot.generation) {
+    return Unavailable("generation " + std::to_string(header.generation()) + " of job " +
+                       job_.value + " has not been announced to " + peers_.self().node.value +
+                       " yet");
+  }
   if (view.generation == name.snapshot.generation) {
     if (view.closing()) {
       return Stale("generation " + std::to_string(view.generation.value) + " of job " + job_.value +
@@ -228,8 +233,7 @@ bool HolderAgent::DisplaceFor(const ShardName& name, const JobView& view) {
       Discard(victim);
       return true;
     }
-    if (victim.snapshot < name.snapshot && IsDisplaceable(view, *shard) &&
-        !exporter_.IsBeingRestored(victim)) {
+    if (victim != name && IsDisplaceable(view, *shard) && !exporter_.IsBeingRestored(victim)) {
       exporter_.RevokeAll(victim);
       if (table_.Drop(victim).ok()) return true;
     }

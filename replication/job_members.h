@@ -80,7 +80,8 @@ struct ShardMember {
   uint32_t versions = 0;
   NodeInstance primary;
   uint64_t trainer = 0;
-  std::set<NodeId> earlier_primaries;  // Are told that the shard is claimed elsewhere.
+  std::pair<uint64_t, uint64_t> claim_order;  // Term and number of the claim's first admission.
+  std::set<NodeId> earlier_primaries;         // Are told that the shard is claimed elsewhere.
   std::map<NodeId, ReplicaTarget> targets;
   std::vector<NodeId> preferred;          // As an earlier leader assigned.
   std::map<NodeId, std::string> refused;  // Had no memory, and what it said.

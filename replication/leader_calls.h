@@ -26,6 +26,8 @@ class LeaderCalls {
   void Ask(const JobName& job, const NodeInstance& to, wire::Request request,
            Completion<wire::Reply> done);
 
+  Term term() const { return term_; }
+
  private:
   void Fill(const JobName& job, const NodeInstance& to, wire::Request& request) const;
 

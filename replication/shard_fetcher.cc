@@ -186,9 +186,11 @@ void ShardFetcher::OnManifest(const wire::OpenShardReply& opened) {
       }));
 }
 
-// To be asked again later; after kOpensMax times no more.
+// To be asked again later, unless it is gone for good.
 void ShardFetcher::CloseSource(Source& source, const Status& why) {
-  if (source.open_count >= kOpensMax) return LoseSource(source, why);
+  if (source.open_count >= kOpensOfDeadMax && !peers_.IsAlive(source.node)) {
+    return LoseSource(source, NotFound(ToString(source.node) + " is gone: " + why.message()));
+  }
   if (source.grant) puller_.Release(*source.grant);
   source.grant.reset();
   source.state = SourceState::kClosed;
@@ -339,11 +341,11 @@ void ShardFetcher::FailHopeless() {
       return source.state != SourceState::kLost;
     });
     if (hope) return;
-    Status why = NotFound("no node is known to hold " + ToString(name_));
+    std::string message = "no node has " + ToString(name_) + ":";
     for (const Source& source : sources_) {
-      // What could not be found out outweighs any "not here".
-      if (why.code() != StatusCode::kUnavailable) why = source.trouble;
+      message += " " + source.node.node.value + ": " + source.trouble.message() + ";";
     }
+    Status why = NotFound(std::move(message));
     return Fail(std::move(why));
   }
   for (const uint64_t chunk : wanted_) {
@@ -351,17 +353,13 @@ void ShardFetcher::FailHopeless() {
       return MayStillBring(source, chunk);
     });
     if (hope) continue;
-    const bool all_bad = std::all_of(sources_.begin(), sources_.end(), [&](const Source& source) {
-      return source.bad_chunks.contains(chunk) || source.trouble.code() == StatusCode::kCorrupt ||
-             source.trouble.code() == StatusCode::kNotFound;
-    });
     std::string message = "chunk " + std::to_string(chunk) + " of " + ToString(name_) +
                           " cannot be had from any of " + std::to_string(sources_.size()) +
                           " holders:";
     for (const Source& source : sources_) {
       message += " " + source.node.node.value + ": " + source.trouble.message() + ";";
     }
-    return Fail(all_bad ? Corrupt(std::move(message)) : Unavailable(std::move(message)));
+    return Fail(Corrupt(std::move(message)));
   }
 }
 

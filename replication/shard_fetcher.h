@@ -25,8 +25,10 @@ namespace backstay::replication {
 // Thread:  the control executor.
 // Memory:  the shard is kReceiving in the table from Opened on; pulls hold pins. A range of the
 //          slot has one writer: a run goes to another source only after its pull has ended.
-// Failure: a chunk for which no source is left is published as failed, and the fetch ends:
-//          kCorrupt when every source's copy was wrong, kUnavailable when some could not be asked.
+// Failure: a chunk for which no source is left (all are bad, gone, or say that they have not got
+// it)
+//          is published as failed, and the fetch ends kCorrupt. While a living source cannot be
+//          reached it goes on trying: the deadline is the reader's, who closes the fetch.
 class ShardFetcher {
  public:
   static constexpr uint64_t kRunBytesMax = 8 * kMiB;
@@ -34,9 +36,10 @@ class ShardFetcher {
   static constexpr size_t kSourcesMax = 16;
   static constexpr Duration kOpenTimeout = std::chrono::seconds(3);
   static constexpr Duration kPullTimeout = std::chrono::seconds(30);
-  // A source that could not be reached is tried again, so often.
+  // A source that could not be reached is asked again, for as long as it is a living member; one
+  // that is none is given up after so many times.
   static constexpr Duration kReopenDelay = std::chrono::milliseconds(250);
-  static constexpr uint32_t kOpensMax = 8;
+  static constexpr uint32_t kOpensOfDeadMax = 4;
   // A run that takes this long while another source is idle goes to that one.
   static constexpr Duration kSlowPull = std::chrono::seconds(1);
   static constexpr Duration kCheckInterval = std::chrono::milliseconds(100);
@@ -80,7 +83,7 @@ class ShardFetcher {
     kClosed,   // To be asked (again) at `next_open`.
     kOpening,  // Asked.
     kOpen,     // Has the digest and gave a grant.
-    kLost,     // Has not got it, is damaged, or could not be reached kOpensMax times.
+    kLost,     // Has not got it, is damaged, or is gone.
   };
   struct Source {
     NodeInstance node;

@@ -79,6 +79,9 @@ void ShardFetcher::Step() {
   for (size_t i = 0; i < sources_.size(); ++i) {
     Source& source = sources_[i];
     if (source.state == SourceState::kClosed && executor_.Now() >= source.next_open) Open(i);
+    if (source.verify == VerifyState::kDue && executor_.Now() >= source.next_verify) {
+      AskToVerify(i);
+    }
   }
   if (state_ == State::kReading) {
     CancelSlow();
@@ -207,13 +210,37 @@ void ShardFetcher::LoseSource(Source& source, const Status& why) {
       {{"shard", ToString(name_)}, {"node", ToString(source.node)}, {"why", why.ToString()}});
 }
 
-void ShardFetcher::ReportSuspect(const Source& source) {
+// The holder decides by reading its memory; this fetch goes on with others meanwhile.
+void ShardFetcher::AskToVerify(size_t index) {
+  Source& source = sources_[index];
+  source.verify = VerifyState::kAsked;
+  ++source.verify_count;
   wire::Request request;
   *request.mutable_verify_shard()->mutable_shard() = ToWire(name_);
   request.mutable_verify_shard()->set_digest(digest_->ToByteString());
-  // The holder decides by reading its memory; this fetch goes on with others meanwhile.
   peers_.Send(name_.job, source.node, std::move(request), executor_.Now() + kPullTimeout,
-              [](Result<wire::Reply>) {});
+              lifetime_.Wrap(
+                  [this, index](const Result<wire::Reply>& reply) { OnVerified(index, reply); }));
+}
+
+void ShardFetcher::OnVerified(size_t index, const Result<wire::Reply>& reply) {
+  Source& source = sources_[index];
+  source.verify = VerifyState::kIdle;
+  if (state_ != State::kReading || source.state == SourceState::kLost) return;
+  const std::string what = source.node.node.value + "'s copy of " + ToString(name_);
+  if (reply.ok() && reply->verify_shard().bad_chunks_size() == 0) {
+    std::erase_if(source.doubted,
+                  [&](uint64_t chunk) { return source.mismatches[chunk] <= kMismatchesMax; });
+  } else if (reply.ok()) {
+    LoseSource(source, Corrupt(what + " is damaged"));
+  } else if (reply.status().code() == StatusCode::kNotFound ||
+             reply.status().code() == StatusCode::kCorrupt) {
+    LoseSource(source, reply.status());
+  } else if (source.verify_count < kVerifiesMax) {
+    source.verify = VerifyState::kDue;  // Could not be asked: Step() asks again.
+    source.next_verify = executor_.Now() + kReopenDelay;
+  }
+  Step();
 }
 
 // ---- Pulls --------------------------------------------------------------------------------------
@@ -234,7 +261,7 @@ std::optional<ShardFetcher::Pull> ShardFetcher::NextRun(size_t index) const {
   const uint64_t run_chunks_max = std::max<uint64_t>(1, kRunBytesMax / shard.chunk_bytes);
   Pull run;
   for (const uint64_t chunk : wanted_) {
-    const bool usable = !source.bad_chunks.contains(chunk);
+    const bool usable = !source.doubted.contains(chunk);
     if (run.count == 0) {
       if (!usable) continue;
       run = {index, chunk, 1, executor_.Now()};
@@ -285,7 +312,6 @@ void ShardFetcher::OnPulled(transport::PullId id, const transport::PullResult& r
   for (uint64_t i = 0; i < pull.count; ++i) in_flight_.erase(pull.first + i);
   const store::Shard* shard = table_.Find(name_);
   if (state_ != State::kReading || shard == nullptr) return;
-  const bool was_clean = source.bad_chunks.empty();
   for (uint64_t i = 0; i < pull.count; ++i) {
     const uint64_t chunk = pull.first + i;
     if (result.chunks[i] == transport::ChunkOutcome::kVerified) {
@@ -299,13 +325,15 @@ void ShardFetcher::OnPulled(transport::PullId id, const transport::PullResult& r
     wanted_.insert(chunk);
     // Counts against the source only if its grant was valid to the end of the read.
     if (result.chunks[i] == transport::ChunkOutcome::kMismatch && result.status.ok()) {
-      source.bad_chunks.insert(chunk);
+      source.doubted.insert(chunk);
+      ++source.mismatches[chunk];
     }
   }
-  if (was_clean && !source.bad_chunks.empty()) {
-    source.trouble = Corrupt(source.node.node.value + "'s copy of " + ToString(name_) +
-                             " does not match its manifest");
-    ReportSuspect(source);
+  if (!source.doubted.empty() && source.verify == VerifyState::kIdle &&
+      source.state == SourceState::kOpen) {
+    source.trouble = Corrupt("chunks of " + source.node.node.value +
+                             "'s copy arrived other than its manifest says");
+    if (source.verify_count < kVerifiesMax) AskToVerify(pull.source);
   }
   if (!result.status.ok() && source.state == SourceState::kOpen) {
     CloseSource(source, result.status);
@@ -332,7 +360,8 @@ void ShardFetcher::CancelSlow() {
 // ---- The end ------------------------------------------------------------------------------------
 
 bool ShardFetcher::MayStillBring(const Source& source, uint64_t chunk) const {
-  return source.state != SourceState::kLost && !source.bad_chunks.contains(chunk);
+  if (source.state == SourceState::kLost) return false;
+  return !source.doubted.contains(chunk) || source.verify != VerifyState::kIdle;
 }
 
 void ShardFetcher::FailHopeless() {

@@ -40,6 +40,10 @@ class ShardFetcher {
   // that is none is given up after so many times.
   static constexpr Duration kReopenDelay = std::chrono::milliseconds(250);
   static constexpr uint32_t kOpensOfDeadMax = 4;
+  // Damage on the way and damage at the source look alike: the source reads its memory again, and
+  // if that is good the chunk is asked for again, so often.
+  static constexpr uint32_t kMismatchesMax = 3;
+  static constexpr uint32_t kVerifiesMax = 16;
   // A run that takes this long while another source is idle goes to that one.
   static constexpr Duration kSlowPull = std::chrono::seconds(1);
   static constexpr Duration kCheckInterval = std::chrono::milliseconds(100);
@@ -85,6 +89,7 @@ class ShardFetcher {
     kOpen,     // Has the digest and gave a grant.
     kLost,     // Has not got it, is damaged, or is gone.
   };
+  enum class VerifyState { kIdle, kAsked, kDue };
   struct Source {
     NodeInstance node;
     SourceState state = SourceState::kClosed;
@@ -92,7 +97,13 @@ class ShardFetcher {
     Instant next_open;
     uint32_t open_count = 0;
     size_t pull_count = 0;
-    std::set<uint64_t> bad_chunks;
+    // How often each chunk came wrong from here. While it is in `doubted`, it is not asked for
+    // here: until the source has read its memory again, or for good.
+    std::map<uint64_t, uint32_t> mismatches;
+    std::set<uint64_t> doubted;
+    uint32_t verify_count = 0;  // Asked to read its memory again.
+    VerifyState verify = VerifyState::kIdle;
+    Instant next_verify;
     uint64_t bytes = 0;
     Status trouble;
   };
@@ -114,7 +125,8 @@ class ShardFetcher {
   std::optional<Pull> NextRun(size_t index) const;
   void StartPull(const Pull& pull);
   void OnPulled(transport::PullId id, const transport::PullResult& result);
-  void ReportSuspect(const Source& source);
+  void AskToVerify(size_t index);
+  void OnVerified(size_t index, const Result<wire::Reply>& reply);
   void CancelSlow();
   void FailHopeless();
   bool MayStillBring(const Source& source, uint64_t chunk) const;

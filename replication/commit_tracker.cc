@@ -91,6 +91,7 @@ void CommitTracker::RecountAll() {
   for (auto& [id, snapshot] : snapshots_) {
     for (auto& [shard_id, shard] : snapshot.shards) Recount(snapshot, shard);
     NotePassedOver(snapshot);
+    NoteLost(snapshot);
   }
 }
 
@@ -207,6 +208,21 @@ void CommitTracker::NotePassedOver(TrackedSnapshot& snapshot) const {
     }
     snapshot.passed_over +=
         ": its rank has begun step " + std::to_string(newest.id.step.value) + " already";
+    return;
+  }
+}
+
+bool CommitTracker::HasLaterStart(const NodeInstance& node) const {
+  const auto later = live_.upper_bound(node);
+  return later != live_.end() && later->first.node == node.node;
+}
+
+void CommitTracker::NoteLost(TrackedSnapshot& snapshot) const {
+  if (!snapshot.passed_over.empty()) return;
+  for (const auto& [id, shard] : snapshot.shards) {
+    if (shard.live_domains > 0 || !HasLaterStart(shard.reporter)) continue;
+    snapshot.passed_over =
+        "what was saved of shard " + id.value + " was lost with " + ToString(shard.reporter);
     return;
   }
 }

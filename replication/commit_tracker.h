@@ -47,8 +47,7 @@ struct TrackedSnapshot {
   int64_t began_unix_ms = 0;
   Instant first_seen;
   std::string conflict;  // Two contents under one name, or world sizes that differ.
-  // A rank began a newer step without this one, or after what it had of this one was lost: it will
-  // never have it.
+  // Why a rank will never have its part: it began a newer step without it, or what it had is lost.
   std::string passed_over;
 };
 
@@ -100,10 +99,12 @@ class CommitTracker {
 
   // Steps of a shard are begun in growing order, and a primary reports all of its open saves, in
   // that order: one that has begun a newer step and is not part of this snapshot never will be. Nor
-  // will one that was part of it, died with its service or node, and has no copy anywhere: its
-  // trainer has gone on with another one.
+  // will one that was part of it and has no copy anywhere, once its trainer has gone on with
+  // another service, or another start of its node shows that the one which had it is over.
   void NoteBegun(const SnapshotId& id, const ShardId& shard, const NodeInstance& from);
   void NotePassedOver(TrackedSnapshot& snapshot) const;
+  void NoteLost(TrackedSnapshot& snapshot) const;
+  bool HasLaterStart(const NodeInstance& node) const;
   TrackedSnapshot* FindOrAdd(const SnapshotId& id, uint32_t world_size, Instant now);
   TrackedShard* FindOrAddShard(TrackedSnapshot& snapshot, const ShardId& id, uint32_t rank,
                                uint32_t world_size);

@@ -148,6 +148,26 @@ TEST_F(CommitTrackerTest, AStepWhoseCopyDiedWithItsServiceCanNeverCommit) {
   EXPECT_THAT(CannotCommit(snapshot()), HasSubstr("what was saved of shard 1 was lost with c"));
 }
 
+// Its trainer may be waiting for the other ranks, which wait for the memory of that very step.
+TEST_F(CommitTrackerTest, ALaterStartOfANodeShowsThatWhatItHadIsLost) {
+  Add(BegunAt(Report(0, {Start("a"), Start("b")}), 10));
+  wire::ShardReport unsealed = BegunAt(Report(1, {}), 10);
+  unsealed.clear_digest();
+  Add(unsealed, Start("c"));
+  // Gone may mean that it cannot be reached.
+  tracker_.SetLive({{Start("a"), "h1"}, {Start("b"), "h2"}});
+  EXPECT_EQ(CannotCommit(snapshot()), "");
+  tracker_.SetLive({{Start("a"), "h1"}, {Start("b"), "h2"}, {Start("c", 2), "h3"}});
+  EXPECT_THAT(CannotCommit(snapshot()), HasSubstr("what was saved of shard 1 was lost with c"));
+}
+
+TEST_F(CommitTrackerTest, ALaterStartOfANodeLeavesWhatOthersHold) {
+  Add(BegunAt(Report(0, {Start("a"), Start("b")}), 10));
+  Add(BegunAt(Report(1, {Start("c"), Start("b")}), 10), Start("c"));
+  tracker_.SetLive({{Start("a"), "h1"}, {Start("b"), "h2"}, {Start("c", 2), "h3"}});
+  EXPECT_EQ(CannotCommit(snapshot()), "");
+}
+
 TEST_F(CommitTrackerTest, AStepThatOneServiceStillCopiesIsNotPassedOver) {
   wire::ShardReport unsealed = BegunAt(Report(1, {}), 10);
   unsealed.clear_digest();

@@ -48,10 +48,10 @@ class Iperf:
         for name, extra in IPERF_VARIANTS.items():
             self.rates[name].add(self._once(extra))
 
-    @property
-    def best(self):
-        """(name, samples) of the variant with the best median."""
-        return max(self.rates.items(), key=lambda item: item[1].median)
+    def best_of_last(self, count):
+        """(name, samples) of the variant with the best median in the last `count` measurements."""
+        last = {name: Samples(rates.values[-count:]) for name, rates in self.rates.items()}
+        return max(last.items(), key=lambda item: item[1].median)
 
     @staticmethod
     def _once(extra):

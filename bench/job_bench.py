@@ -67,9 +67,9 @@ class Bench:
                           "target": target, "at_most": at_most, "met": met})
 
     def rate_row(self, what, rates):
-        """Rates beside the best iperf3 of the run."""
-        name, best = self.iperf.best
-        ratio = Samples(rate / best.median for rate in rates.values)
+        """Rates, each beside iperf3 as measured in the same round, in the variant that was best in these rounds."""
+        name, limits = self.iperf.best_of_last(len(rates.values))
+        ratio = Samples(rate / limit for rate, limit in zip(rates.values, limits.values))
         self.row(what, "GB/s", rates, ratio, f"iperf3, {name}", TARGET_RATE, at_most=False)
 
     # ---- Ranks -------------------------------------------------------------------------------------------------
@@ -99,9 +99,9 @@ class Bench:
         return saves
 
     def memcpy(self):
-        """Seconds, of the slowest rank."""
+        """Seconds, from the first rank's start to the last one's end."""
         times = ask_all(self.ranks, "memcpy", self.o.threads, soon())
-        return max(t["end"] - t["begin"] for t in times) / 1e9
+        return (max(t["end"] for t in times) - min(t["begin"] for t in times)) / 1e9
 
     # ---- Phases ------------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Bench:
             before = cpu_seconds(self.pids())
             saves = self.save()
             processor.add(1000 * (cpu_seconds(self.pids()) - before))
-            took = max(s["copied"] - s["begin"] for s in saves) / 1e9
+            took = (max(s["copied"] for s in saves) - min(s["begin"] for s in saves)) / 1e9
             blocking.add(1000 * took)
             blocking_ratio.add(took / limit)
             start = min(s["start_called"] for s in saves)
@@ -199,14 +199,27 @@ class Bench:
 
     def spare_for(self, rank):
         """A node without ranks that has no replica of this rank's newest shard."""
-        snapshots = (self.cluster.ask("ls", rank.job) or {}).get("snapshots", [])
-        shards = next((s["shards"] for s in snapshots if s["step"] == self.step), [])
-        holders = next((s["holders"] for s in shards if s["rank"] == rank.number), None)
-        taken = {r.node.name for r in self.ranks}
-        spare = next((n for n in self.cluster.nodes[1:] if holders and n.name not in taken and n.name not in holders), None)
-        if spare is None:
-            raise DemoError(f"no node is free to restore {rank.name} from a peer: its shard is held by {holders}")
-        return spare
+        def free_node():
+            snapshots = (self.cluster.ask("ls", rank.job) or {}).get("snapshots", [])
+            shards = next((s["shards"] for s in snapshots if s["step"] == self.step), [])
+            holders = next((s["holders"] for s in shards if s["rank"] == rank.number), None)
+            if not holders:
+                return None  # The leader has only just changed, or did not answer in time.
+            barred = {r.node.name for r in self.ranks}.union(holders)
+            return next((n for n in self.cluster.nodes[1:] if n.name not in barred), None)
+
+        return self.wait_for(free_node, f"a free node that does not hold the shard of {rank.name}")
+
+    @staticmethod
+    def wait_for(look, what):
+        """What `look` finds, as soon as it finds something."""
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        while time.monotonic() < deadline:
+            found = look()
+            if found:
+                return found
+            time.sleep(0.05)
+        raise DemoError(f"waited {SETTLE_TIMEOUT_S} s for {what}")
 
     def lose_and_restore(self, index, with_node):
         """Saves, kills a rank, restores on a spare node, and waits until all is as before."""
@@ -247,13 +260,11 @@ class Bench:
             raise DemoError(f"rank {number} restored {read['digest']}, saved {self.digests[number]}")
 
     def wait_protected(self, job):
-        deadline = time.monotonic() + SETTLE_TIMEOUT_S
-        while time.monotonic() < deadline:
+        def protected():
             why = self.cluster.ask("why", job)
-            if why and why.get("leader_answered") and not why["under_protected"]:
-                return
-            time.sleep(0.05)
-        raise DemoError(f"not everything was protected again within {SETTLE_TIMEOUT_S} s: {why and why.get('verdict')}")
+            return why and why.get("leader_answered") and not why["under_protected"]
+
+        self.wait_for(protected, "everything to be protected again")
 
     def memory(self):
         """What the services use beyond the bytes that they hold."""

@@ -60,8 +60,8 @@ class Iperf:
                                   stderr=subprocess.DEVNULL)
         try:
             _wait_listening(int(port))
-            done = subprocess.run(["iperf3", "-c", "127.0.0.1", "-p", port, "-t", str(IPERF_S), "-l", "1M", "-J", *extra],
-                                  capture_output=True, text=True, check=False, timeout=10 * IPERF_S + 20)
+            client = ["iperf3", "-c", "127.0.0.1", "-p", port, "-t", str(IPERF_S), "-l", "1M", "-J", *extra]
+            done = subprocess.run(client, capture_output=True, text=True, check=False, timeout=10 * IPERF_S + 20)
             report = json.loads(done.stdout)
             if "error" in report:
                 raise DemoError(f"iperf3: {report['error']}")

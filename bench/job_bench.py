@@ -1,5 +1,5 @@
-#!/usr/bin/env python3
-"""What saves and restores cost a job, beside this machine's own limits measured in the same run (docs/performance.md)."""
+#!/usr/bin/env -S python3 -B
+"""What saves and restores cost a job, beside the machine's limits in the same run (docs/performance.md)."""
 
 import argparse
 import json

@@ -15,8 +15,10 @@ namespace backstay::sim {
 namespace {
 
 constexpr Duration kStartLimit = std::chrono::seconds(30);
-constexpr Duration kRecoveryLimit = std::chrono::seconds(90);
-constexpr Duration kProtectLimit = std::chrono::seconds(60);
+// Beyond the longest deadline after which the leader tries another way: a save's, 120 s, and a
+// repair's, 60 s.
+constexpr Duration kRecoveryLimit = std::chrono::seconds(300);
+constexpr Duration kProtectLimit = std::chrono::seconds(300);
 constexpr uint64_t kFixedSeeds = 195;
 constexpr uint64_t kFreshSeeds = 5;
 constexpr int kFaultsPerRun = 3;

@@ -71,6 +71,7 @@ class Job:
         self.cluster = Cluster(BINARIES, self.directory, node_count,
                                memory_budget_mib=int(run_options.state_mib * 40 + 64))
         self.training = Training(BINARIES, self.directory, run_options, JOB, exit_on_fault)
+        self._restart_all = exit_on_fault
         self._rules = []
         self.fired = []
 
@@ -116,6 +117,8 @@ class Job:
         lost = [m for m in self.training.members if m.child.exit_code() not in (None, 0)]
         if not lost:
             return
+        if self._restart_all and any(m.child.running() for m in self.training.members):
+            return  # Every rank ends after a fault; then all start again together.
         used = {m.node.name for m in self.training.members if m not in lost}
         places = {}
         for member in lost:
@@ -123,7 +126,10 @@ class Job:
                 n for n in self.cluster.nodes if n.alive() and n.name not in used)
             used.add(node.name)
             places[member.rank] = node
-        self.training.replace(places)
+        if self._restart_all:
+            self.training.restart_all([places.get(m.rank, m.node) for m in self.training.members])
+        else:
+            self.training.replace(places)
 
     # ---- Actions ----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from training import Training  # noqa: E402
 BINARIES = os.environ["BACKSTAY_BIN"]
 JOB = "process-test"
 POLL_S = 0.002
-RUN_TIMEOUT_S = 90
+# Beyond the example trainer's own longest wait: 120 s for the other ranks to finish a restore.
+RUN_TIMEOUT_S = 240
 WAIT_TIMEOUT_S = 30
 
 
@@ -38,6 +39,21 @@ def wait_for(condition, what, timeout_s=WAIT_TIMEOUT_S):
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {timeout_s} s for {what}")
         time.sleep(0.02)
+
+
+def run_command(node, *words):
+    """`backstay` for a person, through one service."""
+    return subprocess.run([os.path.join(BINARIES, "backstay"), "--connect", node.control, *words],
+                          capture_output=True, text=True, check=False, timeout=60)
+
+
+def print_logs(children):
+    for child in children:
+        if child is None:
+            continue
+        print(f"---- {child.name}: exit {child.exit_code()}", file=sys.stderr)
+        for line in child.log_tail(15):
+            print(f"     {line}", file=sys.stderr)
 
 
 class Reference:
@@ -158,12 +174,7 @@ class Job:
             self.why()), "full protection")
 
     def command(self, *words):
-        node = next(n for n in self.cluster.nodes if n.alive())
-        return subprocess.run([os.path.join(BINARIES, "backstay"), "--connect", node.control, *words],
-                              capture_output=True, text=True, check=False, timeout=60)
+        return run_command(next(n for n in self.cluster.nodes if n.alive()), *words)
 
     def _print_logs(self):
-        for child in [n.child for n in self.cluster.nodes if n.child] + [m.child for m in self.training.everyone]:
-            print(f"---- {child.name}: exit {child.exit_code()}", file=sys.stderr)
-            for line in child.log_tail(15):
-                print(f"     {line}", file=sys.stderr)
+        print_logs([n.child for n in self.cluster.nodes] + [m.child for m in self.training.everyone])

@@ -97,9 +97,6 @@ class Account:
                 self._add(event["unix_ms"], f"rank {member.rank} lost its service; training goes on")
         if self._fault.service_back_unix_ms:
             self._add(self._fault.service_back_unix_ms, "the service is started again")
-        for member, event in training.first_after(killed, "service_back"):
-            if self._o.kill == "service":
-                self._add(event["unix_ms"], f"rank {member.rank} has its service back, without a restart")
         started = training.first_after(killed, "started")
         if started and self._o.launcher == "restart-all":
             self._add(self._fault.replaced_unix_ms, f"all ranks have stopped; all {len(started)} start again, "
@@ -119,6 +116,10 @@ class Account:
         self._add_fence()
         for event in self._events("leader elected"):
             self._add(event["unix_ms"], f"a leader is elected for the job: {event['detail']}")
+        if self._o.kill == "service":
+            # The trainer itself reads of it only when it next looks.
+            for event in self._events("shard admitted"):
+                self._add(event["unix_ms"], f"its trainer saves again, without a restart: {event['detail']}")
         for event in self._events("node lost"):
             self._add(event["unix_ms"], f"{event['detail'].split(' ')[0]} is counted as lost: its lease has ended")
         for event in self._events("closing"):

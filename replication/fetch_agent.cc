@@ -253,7 +253,15 @@ void FetchAgent::Forget(const ShardName& name) {
 std::optional<FetchAgent::Stats> FetchAgent::StatsOf(const ShardName& name) const {
   const auto found = stats_.find(name);
   if (found == stats_.end()) return std::nullopt;
-  return found->second;
+  const auto active = active_.find(name);
+  if (active == active_.end()) return found->second;
+  // A reader learns from the control page that its bytes are there, before the fetch has ended.
+  Stats stats = found->second;
+  stats.bytes_remote = active->second.fetcher->bytes_read();
+  stats.sources = active->second.fetcher->ContributingNodes();
+  stats.ended = executor_.Now();
+  stats.outcome = active->second.fetcher->trouble();
+  return stats;
 }
 
 }  // namespace backstay::replication

@@ -60,9 +60,9 @@ void Auditor::CountResume(const std::optional<SnapshotId>& base) {
   } else {
     reached_.resumes_above_floor += 1;
   }
-  // What is newer than the base is off the lineage now: the base is what must be there from here
-  // on.
-  floor_ = base;
+  // What is newer than the base is off the lineage now. An uncommitted base is not promised yet:
+  // the floor under it stays until it is committed.
+  if (roots_.contains(*base)) floor_ = base;
   beyond_policy_ = false;
 }
 

@@ -77,6 +77,10 @@ class AgentCluster {
   std::vector<NodeId> replicas;                         // Of every admission.
   std::vector<replication::wire::ShardReport> reports;  // The newest message's.
   std::vector<replication::wire::ReportFence> fences;
+  void HandleAtLeader(replication::wire::Request::BodyCase kind,
+                      replication::PeerRouter::Handler handler) {
+    leader_router_.Handle(kind, std::move(handler));
+  }
   // Requests for which this says true are lost.
   std::function<bool(const NodeId& to, const replication::wire::Request&)> lose;
 

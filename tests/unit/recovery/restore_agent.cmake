@@ -1,0 +1,1 @@
+backstay_test(restore_agent_test SOURCES restore_agent_test.cc LINK backstay_restore_agent backstay_agent_cluster)

@@ -1,0 +1,196 @@
+#include "recovery/restore_agent.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/replication/agent_cluster.h"
+
+namespace backstay::recovery {
+namespace {
+
+namespace wire = replication::wire;
+using replication::DecisionReply;
+using replication::FinishRestoreReply;
+using testing::AgentCluster;
+
+constexpr uint64_t kChunks = 8;
+constexpr uint64_t kBytes = kChunks * testing::kTestChunkBytes;
+
+// Rank 0 has saved on node 0 with a replica on node 1; a newcomer on node 2 restores it. The test
+// plays the leader.
+class RestoreAgentTest : public ::testing::Test {
+ protected:
+  RestoreAgentTest() : cluster_(3) {
+    cluster_.replicas = {cluster_.id(1)};
+    cluster_.ReserveOn(1, ShardId("0"), kBytes, 1);
+    cluster_.Announce();
+    BACKSTAY_CHECK(cluster_.Register(&old_, 1, cluster_.Claim("0", 1, kBytes)).ok(), "");
+    digest_ = *cluster_.Save(old_, Step(10), kChunks, 1);
+    const bool held =
+        cluster_.RunUntil([&] { return cluster_.Holds(1, cluster_.Name("0", Step(10))); });
+    BACKSTAY_CHECK(held, "");
+    newcomer_.node = 2;
+    replication::ShardClaim claim = cluster_.Claim("0", 1, kBytes);
+    claim.generation = Generation();
+    BACKSTAY_CHECK(cluster_.Register(&newcomer_, 2, claim).ok(), "");
+    AgentCluster::Node& node = cluster_.node(2);
+    snapshots_ = std::make_unique<replication::SnapshotReader>(cluster_.executor(), *node.peers,
+                                                               *node.table);
+    agent_ = std::make_unique<RestoreAgent>(
+        cluster_.executor(), random_, *node.agent, *node.fetches, *node.peers, *snapshots_,
+        [&node](const JobName&) { return &node.agent->leader(); });
+    node.agent->OnView([this](const replication::JobView& view) { agent_->OnView(view); });
+    cluster_.HandleAtLeader(wire::Request::kReconfigure,
+                            [this](const wire::Request&, replication::ReplyFunction reply) {
+                              if (++reconfigure_count_ < 3)
+                                return reply(Unavailable("no leader yet"));
+                              wire::Reply answer;
+                              *answer.mutable_reconfigure() = Decision(1);
+                              reply(std::move(answer));
+                            });
+    cluster_.HandleAtLeader(wire::Request::kReportVerified,
+                            [this](const wire::Request& request, replication::ReplyFunction reply) {
+                              report_ = request.report_verified();
+                              wire::Reply answer;
+                              if (move_on_)
+                                *answer.mutable_report_verified()->mutable_decision() = Decision(2);
+                              reply(std::move(answer));
+                            });
+  }
+
+  wire::Decision Decision(uint64_t attempt) const {
+    wire::Decision decision;
+    decision.set_uuid("attempt");
+    decision.set_generation(2);
+    decision.set_attempt(attempt);
+    *decision.mutable_base() = replication::ToWire(SnapshotId{Generation(1), Step(10)});
+    wire::ShardSource& source = *decision.add_shards();
+    source.set_shard_id("0");
+    source.set_digest(digest_);
+    for (const int node : {0, 1}) {
+      *source.add_holders() = replication::ToWire({cluster_.id(node), Incarnation(1)});
+    }
+    return decision;
+  }
+  RestoreAgent::Caller Caller() const { return {ShardId("0"), newcomer_.claim}; }
+  Result<DecisionReply> Reconfigure(Duration timeout) {
+    replication::ReconfigureRequest request;
+    request.uuid = AttemptUuid("attempt");
+    request.world_size = 1;
+    request.shard = ShardId("0");
+    request.timeout = timeout;
+    std::optional<Result<DecisionReply>> answer;
+    agent_->Reconfigure(Caller(), request, [&](Result<DecisionReply> reply) { answer = reply; });
+    if (!cluster_.RunUntil([&] { return answer.has_value(); })) return DeadlineExceeded("test");
+    return *answer;
+  }
+  Result<replication::FetchReply> Fetch() {
+    replication::FetchRequest request;
+    request.snapshot = {Generation(1), Step(10)};
+    request.shard = ShardId("0");
+    request.whole = true;
+    request.for_restore = true;
+    std::optional<Result<replication::FetchReply>> answer;
+    agent_->Fetch(Caller(), request, [&](Result<replication::FetchReply> r) { answer = r; });
+    if (!cluster_.RunUntil([&] { return answer.has_value(); })) return DeadlineExceeded("test");
+    return *answer;
+  }
+  void Finish(bool ok, Duration timeout = std::chrono::seconds(10)) {
+    finished_.reset();
+    agent_->FinishRestore(Caller(), {AttemptUuid("attempt"), Attempt(1), ok, "", kBytes, timeout},
+                          [this](Result<FinishRestoreReply> reply) { finished_ = reply; });
+  }
+  bool Finished() {
+    return cluster_.RunUntil([&] { return finished_.has_value(); });
+  }
+
+  AgentCluster cluster_;
+  SeededRandom random_{3};
+  AgentCluster::Trainer old_;
+  AgentCluster::Trainer newcomer_;
+  std::string digest_;
+  std::unique_ptr<replication::SnapshotReader> snapshots_;
+  std::unique_ptr<RestoreAgent> agent_;
+  int reconfigure_count_ = 0;
+  bool move_on_ = false;
+  wire::ReportVerified report_;
+  std::optional<Result<FinishRestoreReply>> finished_;
+};
+
+TEST_F(RestoreAgentTest, NobodyResumesBeforeTheLeaderHasRecordedIt) {
+  const auto decision = Reconfigure(std::chrono::seconds(10));
+  ASSERT_TRUE(decision.ok()) << decision.status();
+  EXPECT_EQ(decision->generation, Generation(2));
+  EXPECT_EQ(reconfigure_count_, 3);  // Repeated until it was answered.
+  const auto fetch = Fetch();
+  ASSERT_TRUE(fetch.ok()) << fetch.status();
+  ASSERT_TRUE(
+      cluster_.RunUntil([&] { return cluster_.HasBytes(2, cluster_.Name("0", Step(10)), 1); }));
+  Finish(true);
+  cluster_.executor().RunFor(std::chrono::seconds(2));
+  EXPECT_FALSE(finished_.has_value());
+  ASSERT_EQ(report_.ranks_size(), 1);
+  EXPECT_TRUE(report_.ranks(0).ok());
+  EXPECT_EQ(report_.ranks(0).shard_id(), "0");
+  EXPECT_EQ(report_.ranks(0).bytes_remote(), kBytes);
+  EXPECT_GT(report_.ranks(0).sources_size(), 0);
+  EXPECT_EQ(cluster_.Begin(newcomer_, Step(11)).status().code(), StatusCode::kStale);
+
+  cluster_.state().generation = Generation(2);
+  cluster_.state().body.set_attempt_uuid("attempt");
+  cluster_.state().body.set_resumed_attempt(1);
+  cluster_.Announce();
+  ASSERT_TRUE(Finished());
+  EXPECT_TRUE((*finished_)->resumed);
+  EXPECT_TRUE(cluster_.Begin(newcomer_, Step(11)).ok());
+}
+
+TEST_F(RestoreAgentTest, ALaterAttemptIsHandedOn) {
+  ASSERT_TRUE(Reconfigure(std::chrono::seconds(10)).ok());
+  move_on_ = true;
+  Finish(false);
+  ASSERT_TRUE(Finished());
+  ASSERT_TRUE(finished_->ok()) << finished_->status();
+  EXPECT_FALSE((*finished_)->resumed);
+  EXPECT_EQ((*finished_)->next.attempt, Attempt(2));
+  // It failed, but not because its bytes are nowhere: that alone does not call for another base.
+  EXPECT_FALSE(report_.ranks(0).unreadable());
+}
+
+TEST_F(RestoreAgentTest, BytesThatAreNowhereCallForAnotherBase) {
+  ASSERT_TRUE(Reconfigure(std::chrono::seconds(10)).ok());
+  for (const int node : {0, 1}) {
+    cluster_.node(node).table->Find(cluster_.Name("0", Step(10)))->memory->data()[0] ^=
+        std::byte{1};
+  }
+  const auto fetch = Fetch();
+  ASSERT_TRUE(fetch.ok()) << fetch.status();
+  const SlotControlView control(fetch->memory->control(), fetch->memory->geometry());
+  ASSERT_TRUE(cluster_.RunUntil([&] { return control.State(0) == ChunkState::kChunkFailed; }));
+  cluster_.executor().RunUntilIdle();
+  Finish(false);
+  EXPECT_TRUE(cluster_.RunUntil(
+      [&] { return report_.ranks_size() == 1 && report_.ranks(0).unreadable(); }));
+}
+
+TEST_F(RestoreAgentTest, WaitsEndAtTheirDeadline) {
+  reconfigure_count_ = -1'000'000;
+  EXPECT_EQ(Reconfigure(std::chrono::seconds(1)).status().code(), StatusCode::kDeadline);
+  reconfigure_count_ = 3;
+  ASSERT_TRUE(Reconfigure(std::chrono::seconds(1)).ok());
+  Finish(true, std::chrono::seconds(1));
+  ASSERT_TRUE(Finished());
+  EXPECT_EQ(finished_->status().code(), StatusCode::kDeadline);
+}
+
+TEST_F(RestoreAgentTest, AReplacedTrainerRestoresNothing) {
+  const RestoreAgent::Caller caller = Caller();
+  AgentCluster::Trainer another;
+  another.node = 2;
+  ASSERT_EQ(cluster_.Register(&another, 5, cluster_.Claim("0", 1, kBytes)), Status::Ok());
+  ASSERT_NE(caller.claim, another.claim);
+  EXPECT_EQ(Reconfigure(std::chrono::seconds(1)).status().code(), StatusCode::kStale);
+  EXPECT_EQ(Fetch().status().code(), StatusCode::kStale);
+}
+
+}  // namespace
+}  // namespace backstay::recovery

@@ -94,6 +94,8 @@ class Reconfigurer {
   void TakeRestores(const NodeInstance& from, const replication::wire::ReportVerified& report);
   ShardId ShardOfRank(const replication::wire::RankRestore& restore) const;
   void StepRestore();
+  // A rank that has yet to verify, and that no live trainer stands for any more.
+  std::optional<uint32_t> FindGoneRank();
   void StepMove();
   void Move(const Plan& plan);
   void Resume();
@@ -127,9 +129,11 @@ class Reconfigurer {
   RestoreRequest decided_request_;  // As the ranks asked; world_size 0: not known.
   std::map<uint32_t, ShardId> shard_of_rank_;
   std::map<uint32_t, replication::wire::RankRestore> restores_;
-  std::set<UnreadableShard> unreadable_;  // Of all attempts of the generation.
+  std::set<UnreadableShard> unreadable_;      // Of all attempts of the generation.
+  std::map<uint32_t, Instant> missed_since_;  // Ranks that no live trainer is seen to restore.
+  Instant next_gone_check_;
   bool move_needed_ = false;
-  Status restore_error_;  // No attempt is left.
+  Status restore_error_;  // This reconfiguration cannot resume any more.
   std::map<NodeId, HeldReport> held_reports_;
   Lifetime lifetime_;
 };

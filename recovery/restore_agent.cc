@@ -74,17 +74,28 @@ void RestoreAgent::Reconfigure(const Caller& caller, const replication::Reconfig
     });
     calls_.erase(earlier);
   }
+  (*claim)->SetRestoring(request.uuid, request.rank);
   const uint64_t call = job_.leader().Call(
       std::move(message), executor_.Now() + timeout + kLeaderGrace,
-      lifetime_.Wrap([this, caller_shard = caller.shard,
+      lifetime_.Wrap([this, caller, uuid = request.uuid,
                       shard = request.shard](const Result<wire::Reply>& reply) {
-        const Completion<DecisionReply> answer = std::move(calls_.at(caller_shard).done);
-        calls_.erase(caller_shard);
-        if (!reply.ok()) return answer(reply.status());
+        const Completion<DecisionReply> answer = std::move(calls_.at(caller.shard).done);
+        calls_.erase(caller.shard);
+        if (!reply.ok()) {
+          EndRestoring(caller, uuid);
+          return answer(reply.status());
+        }
         Remember(reply->reconfigure());
         answer(ToReply(reply->reconfigure(), shard));
       }));
   calls_[caller.shard] = {call, std::move(done)};
+}
+
+// The rank got no decision: the leader is not to wait for it.
+void RestoreAgent::EndRestoring(const Caller& caller, const AttemptUuid& uuid) {
+  const Result<ClaimAgent*> claim = job_.FindClaim(caller.shard, caller.claim);
+  if (!claim.ok() || (*claim)->restoring_uuid() != uuid) return;
+  (*claim)->SetRestoring(AttemptUuid(), Rank());
 }
 
 void RestoreAgent::Remember(const wire::Decision& decision) {

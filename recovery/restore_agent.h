@@ -81,6 +81,7 @@ class RestoreAgent {
     Instant at;
   };
 
+  void EndRestoring(const Caller& caller, const AttemptUuid& uuid);
   void Remember(const replication::wire::Decision& decision);
   const replication::wire::Decision* FindDecision(const AttemptUuid& uuid, Attempt attempt) const;
   replication::DecisionReply ToReply(const replication::wire::Decision& decision,

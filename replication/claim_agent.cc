@@ -224,6 +224,7 @@ void ClaimAgent::GiveUpClaim(const Status& why) {
   number_ = number_.Next();  // Whoever still speaks for the claim gets kStale.
   state_ = ClaimState::kUnclaimed;
   readmission_ = Readmission::kNone;
+  restoring_uuid_ = AttemptUuid();
   emit_ = nullptr;
   saves_.EndUnsealed(why);
   if (reservation_.value != 0) parts_.pool.Release(std::exchange(reservation_, {}));
@@ -296,6 +297,8 @@ std::optional<wire::LiveTrainer> ClaimAgent::LiveTrainer() const {
   trainer.set_shard_id(shard_.value);
   trainer.set_rank(static_cast<uint32_t>(claim_.rank.value));
   trainer.set_generation(generation_.value);
+  trainer.set_restoring_uuid(restoring_uuid_.value);
+  trainer.set_restoring_rank(static_cast<uint32_t>(restoring_rank_.value));
   return trainer;
 }
 

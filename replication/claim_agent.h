@@ -68,7 +68,10 @@ class ClaimAgent {
   void Disconnect(ClaimNumber number);
   void ProcessExited(ProcessId process);
   // The restore of `generation` is over for this trainer: it may save.
-  void EnterGeneration(Generation generation) { generation_ = generation; }
+  void EnterGeneration(Generation generation) {
+    generation_ = generation;
+    restoring_uuid_ = AttemptUuid();
+  }
 
   SaveAgent& saves() { return saves_; }
   const SaveAgent& saves() const { return saves_; }
@@ -78,6 +81,12 @@ class ClaimAgent {
   store::ReservationId reservation() const { return reservation_; }
   store::ClientId client() const { return store::ClientId(process_.value); }
   bool has_live_trainer() const { return state_ != ClaimState::kUnclaimed; }
+  // The trainer takes part in a reconfiguration from here on; `uuid` empty: no longer.
+  void SetRestoring(const AttemptUuid& uuid, Rank rank) {
+    restoring_uuid_ = uuid;
+    restoring_rank_ = rank;
+  }
+  const AttemptUuid& restoring_uuid() const { return restoring_uuid_; }
   // Nothing of the claim or of its saves is left to remember.
   bool IsIdle() const {
     return state_ == ClaimState::kUnclaimed && reservation_.value == 0 && !saves_.HasOpenSaves();
@@ -130,6 +139,8 @@ class ClaimAgent {
   uint64_t epoch_ = 0;  // Of the registration under way; answers to earlier ones are ignored.
   Emit emit_;           // Nothing while disconnected.
   Generation generation_;
+  AttemptUuid restoring_uuid_;
+  Rank restoring_rank_;
   Generation fenced_told_;  // The highest that the trainer was told is over.
   store::ReservationId reservation_;
   Completion<Registered> register_done_;

@@ -85,6 +85,16 @@ std::vector<uint32_t> LiveTrainers::RanksOn(const NodeId& node) const {
   return ranks;
 }
 
+std::set<uint32_t> LiveTrainers::RanksRestoring(const AttemptUuid& uuid) const {
+  std::set<uint32_t> ranks;
+  for (const auto& [id, node] : nodes_) {
+    for (const auto& [number, trainer] : node.trainers) {
+      if (trainer.restoring_uuid() == uuid.value) ranks.insert(trainer.restoring_rank());
+    }
+  }
+  return ranks;
+}
+
 bool ShardMember::AllReserved() const {
   return std::ranges::all_of(targets, [](const auto& entry) {
     return entry.second.state == ReplicaTarget::State::kReserved;

@@ -40,6 +40,8 @@ class LiveTrainers {
   // Trainers that are in `generation`, by their process number.
   std::map<uint64_t, NodeInstance> InGeneration(Generation generation) const;
   std::vector<uint32_t> RanksOn(const NodeId& node) const;
+  // As which ranks live trainers take part in a reconfiguration.
+  std::set<uint32_t> RanksRestoring(const AttemptUuid& uuid) const;
 
  private:
   struct OfNode {

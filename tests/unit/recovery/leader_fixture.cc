@@ -203,8 +203,8 @@ Result<wire::Reply> LeaderFixture::Serve(FakeNode& node, const wire::Request& re
   return reply;
 }
 
-LeaderFixture::Answer LeaderFixture::Admit(uint32_t rank, const std::string& name,
-                                           uint64_t trainer, bool repeated) {
+LeaderFixture::Answer LeaderFixture::Admit(uint32_t rank, const std::string& name, uint64_t trainer,
+                                           bool repeated) {
   wire::Request request;
   wire::AdmitShard* admit = request.mutable_admit_shard();
   admit->set_shard_id(std::to_string(rank));
@@ -243,6 +243,11 @@ LeaderFixture::Answer LeaderFixture::Call(const std::string& uuid, uint32_t rank
   call->set_timeout_ms(timeout_ms);
   call->set_old_generation(old_generation);
   call->set_trainer(trainer == 0 ? 100 + rank : trainer);
+  for (wire::LiveTrainer& live : node(name).trainers) {
+    if (live.trainer() != call->trainer()) continue;
+    live.set_restoring_uuid(uuid);
+    live.set_restoring_rank(rank);
+  }
   return Ask(name, std::move(request));
 }
 

@@ -463,6 +463,56 @@ TEST_F(ReconfigurerTest, AnUnresumedGenerationCanBeReconfiguredAgain) {
   EXPECT_EQ(decision.base().step(), 10u);
 }
 
+// Attack: a second rank dies while the first fault is being recovered from, and the survivors wait
+// for it until their deadlines.
+TEST_F(ReconfigurerTest, WhoeverWaitsForARankThatDiesWhileItRestoresHearsOfIt) {
+  StartJob();
+  Commit(10);
+  const auto first = cluster_.Call("u2", 0, "a", 1);
+  cluster_.Call("u2", 1, "b", 1);
+  const wire::Decision decision = cluster_.Wait(first)->reconfigure();
+  const auto early = cluster_.Ask("a", RestoreReport(decision, 0, true, false));
+  ASSERT_TRUE(cluster_.Wait(early).ok()) << "rank 1 may still be reading";
+  cluster_.Kill("b");
+  std::optional<Result<wire::Reply>> last;
+  ASSERT_TRUE(cluster_.RunUntil([&] {
+    const auto again = cluster_.Ask("a", RestoreReport(decision, 0, true, false));
+    last = cluster_.Wait(again);
+    return !last->ok();
+  }));
+  EXPECT_EQ(CodeOf(*last), StatusCode::kStale);
+  EXPECT_THAT(last->status().message(), HasSubstr("the trainer of rank 1 is gone"));
+  EXPECT_FALSE(cluster_.ReadRecord().decision().resumed());
+}
+
+TEST_F(ReconfigurerTest, ANewLeaderToldByTheNodesFindsTheRankThatIsGone) {
+  StartJob();
+  Commit(10);
+  const auto first = cluster_.Call("u2", 0, "a", 1);
+  cluster_.Call("u2", 1, "b", 1);
+  const wire::Decision decision = cluster_.Wait(first)->reconfigure();
+  cluster_.node("b").trainers.clear();
+  cluster_.node("c").answers = false;
+  cluster_.Elect();
+  const auto ask = [&] {
+    return cluster_.Wait(cluster_.Ask("a", RestoreReport(decision, 0, true, false)));
+  };
+  // A trainer of rank 1 may be on the node that does not answer.
+  const Instant until = cluster_.executor().Now() + std::chrono::seconds(5);
+  while (cluster_.executor().Now() < until) {
+    const Result<wire::Reply> reply = ask();
+    EXPECT_TRUE(reply.ok() || CodeOf(reply) == StatusCode::kUnavailable) << reply.status();
+    cluster_.executor().RunFor(std::chrono::milliseconds(100));
+  }
+  cluster_.node("c").answers = true;
+  std::optional<Result<wire::Reply>> last;
+  ASSERT_TRUE(cluster_.RunUntil([&] {
+    last = ask();
+    return CodeOf(*last) == StatusCode::kStale;
+  }));
+  EXPECT_THAT(last->status().message(), HasSubstr("the trainer of rank 1 is gone"));
+}
+
 TEST_F(ReconfigurerTest, AReportOfAnotherReconfigurationIsStale) {
   StartJob();
   wire::Decision decision;

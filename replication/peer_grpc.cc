@@ -67,7 +67,12 @@ struct GrpcMessenger::Calls {
   std::mutex mutex;
   std::condition_variable none_left;
   std::set<std::shared_ptr<CallState>> live;  // Guarded by mutex.
-  bool closed = false;                        // Guarded by mutex: completions are no longer posted.
+  bool closed = false;                        // Guarded by mutex: completions no longer run.
+
+  bool IsClosed() {
+    std::lock_guard lock(mutex);
+    return closed;
+  }
 };
 
 GrpcMessenger::GrpcMessenger(Executor& executor, Resolver resolver,
@@ -101,7 +106,8 @@ void GrpcMessenger::Send(const NodeId& to, wire::Request request, Deadline deadl
                          Completion<wire::Reply> done) {
   const std::optional<std::string> address = resolver_(to);
   if (!address) {
-    executor_.Post([done = std::move(done), to] {
+    executor_.Post([calls = calls_, done = std::move(done), to] {
+      if (calls->IsClosed()) return;
       done(Unavailable("message to " + to.value + ": it is not a member of the cluster now"));
     });
     return;
@@ -119,7 +125,8 @@ void GrpcMessenger::Send(const NodeId& to, wire::Request request, Deadline deadl
        done = std::move(done)](grpc::Status status) {
         std::lock_guard lock(calls->mutex);
         if (!calls->closed) {
-          executor.Post([state, to, address, status, done] {
+          executor.Post([calls, state, to, address, status, done] {
+            if (calls->IsClosed()) return;
             if (!status.ok()) return done(FromGrpc(to, address, status));
             const wire::StatusMessage& answer = state->reply.status();
             if (answer.code() != 0) {

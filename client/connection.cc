@@ -58,8 +58,9 @@ Status Connection::Start(TimePoint deadline) {
   away_because_ = Unavailable("connecting to " + socket_path_);
   thread_ = StartQuietThread("backstay-io", [this] { Run(); });
   std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, deadline,
-                      [this] { return phase_ == Phase::kReady || version_refused_; });
+  changed_.wait_until(lock, deadline, [this] {
+    return phase_ == Phase::kReady || (phase_ == Phase::kAway && version_refused_);
+  });
   if (phase_ == Phase::kReady) return Status::Ok();
   return away_because_;
 }
@@ -223,7 +224,13 @@ void Connection::TryConnect() {
 void Connection::Handshake(Reply reply) {
   if (phase_ == Phase::kRegistering) return BecomeReady(reply.frame.status);
   Result<local::HelloReply> hello = reply.Take<local::HelloReply>();
-  if (!hello.ok()) return Lose(hello.status());
+  if (!hello.ok()) {
+    {
+      const std::lock_guard lock(mutex_);
+      version_refused_ = hello.status().code() == StatusCode::kInvalidArgument;
+    }
+    return Lose(hello.status());
+  }
   if (hello->protocol_version != kLocalProtocolVersion || !IsChunkSize(hello->chunk_bytes)) {
     {
       const std::lock_guard lock(mutex_);
@@ -349,6 +356,7 @@ void Connection::TakeDescriptors(Reply* reply) {
 Status Connection::Dispatch(Reply reply) {
   const uint64_t request = reply.frame.request;
   if (request == 0) {
+    if (!reply.frame.status.ok()) return reply.frame.status;  // Why the service hangs up.
     if (const auto* event = std::get_if<local::Event>(&reply.frame.body))
       listener_->OnEvent(*event);
     return Status::Ok();  // Another one-way message is of a newer service.

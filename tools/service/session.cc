@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/socket.h"
+#include "base/units.h"
 #include "store/slot_memory.h"
 #include "tools/service/session_convert.h"
 #include "tools/service/session_server.h"
@@ -17,16 +18,23 @@ namespace wire = client::wire;
 
 namespace {
 
-constexpr uint32_t kProtocolVersion = 1;
 constexpr size_t kReadBytes = 64 * 1024;
 // Bytes read in one turn of the loop, so that one trainer's large manifest does not hold up the
 // others.
 constexpr size_t kReadBytesPerTurn = 4 * 1024 * 1024;
 
+std::string Encode(const wire::ServiceFrame& frame) {
+  const uint32_t length = static_cast<uint32_t>(frame.ByteSizeLong());
+  std::string bytes(reinterpret_cast<const char*>(&length), sizeof(length));
+  frame.AppendToString(&bytes);
+  return bytes;
+}
+
 }  // namespace
 
-Session::Session(SessionServer& server, UniqueFd fd, pid_t pid, replication::ProcessId process)
-    : server_(server), fd_(std::move(fd)), pid_(pid), process_(process) {}
+Session::Session(SessionServer& server, SessionId id, UniqueFd fd, pid_t pid,
+                 replication::ProcessId process)
+    : server_(server), id_(id), fd_(std::move(fd)), pid_(pid), process_(process) {}
 
 Session::~Session() { server_.loop_.UnwatchFd(fd_.get()); }
 
@@ -51,7 +59,7 @@ Status Session::ReadFrames() {
     if (!got.ok() ||
         got->state == IoState::kClosed) {  // The client is gone; its process may come back.
       closing_ = true;
-      server_.Close(this);
+      server_.Close(id_);
       return Status::Ok();
     }
     if (got->state == IoState::kWouldBlock) return Status::Ok();
@@ -67,9 +75,10 @@ Status Session::TakeFrames() {
   while (received_.size() - at >= sizeof(uint32_t) && !closing_) {
     uint32_t length = 0;
     std::memcpy(&length, received_.data() + at, sizeof(length));
-    if (length > kFrameBytesMax) {
+    if (length > client::kFrameBytesMax) {
       return InvalidArgument("a frame of " + std::to_string(length) +
-                             " bytes is over the limit of " + std::to_string(kFrameBytesMax));
+                             " bytes is over the limit of " +
+                             std::to_string(client::kFrameBytesMax));
     }
     if (received_.size() - at - sizeof(length) < length) break;
     wire::ClientFrame frame;
@@ -99,11 +108,11 @@ Status Session::OnFrame(const wire::ClientFrame& frame) {
 }
 
 void Session::OnHello(uint64_t request, const wire::Hello& hello) {
-  if (hello.protocol_version() != kProtocolVersion) {
-    Reply(request,
-          InvalidArgument("the library speaks local protocol version " +
-                          std::to_string(hello.protocol_version()) + ", this service version " +
-                          std::to_string(kProtocolVersion) + ": update the older one"));
+  if (hello.protocol_version() != client::kLocalProtocolVersion) {
+    Reply(request, InvalidArgument(
+                       "the library speaks local protocol version " +
+                       std::to_string(hello.protocol_version()) + ", this service version " +
+                       std::to_string(client::kLocalProtocolVersion) + ": update the older one"));
     return;
   }
   greeted_ = true;
@@ -111,7 +120,7 @@ void Session::OnHello(uint64_t request, const wire::Hello& hello) {
   wire::ServiceFrame frame;
   frame.set_request(request);
   wire::HelloReply& reply = *frame.mutable_hello();
-  reply.set_protocol_version(kProtocolVersion);
+  reply.set_protocol_version(client::kLocalProtocolVersion);
   reply.set_node_id(self.node.value);
   reply.set_incarnation(self.incarnation.value);
   reply.set_service_version(server_.options_.version);
@@ -330,10 +339,13 @@ void Session::Reply(uint64_t request, const Status& status) {
 void Session::Send(const wire::ServiceFrame& frame, std::vector<int> fds,
                    std::shared_ptr<void> keeps_fds_alive) {
   if (closing_) return;
+  if (frame.ByteSizeLong() > client::kFrameBytesMax) {
+    return Reply(frame.request(), NoSpace("the answer has " + FormatBytes(frame.ByteSizeLong()) +
+                                          ", more than the " + FormatBytes(client::kFrameBytesMax) +
+                                          " that one message may have"));
+  }
   Outgoing outgoing;
-  const uint32_t length = static_cast<uint32_t>(frame.ByteSizeLong());
-  outgoing.bytes.assign(reinterpret_cast<const char*>(&length), sizeof(length));
-  frame.AppendToString(&outgoing.bytes);
+  outgoing.bytes = Encode(frame);
   outgoing.fds = std::move(fds);
   outgoing.keeps_fds_alive = std::move(keeps_fds_alive);
   queued_bytes_ += outgoing.bytes.size();
@@ -352,7 +364,7 @@ void Session::Flush() {
                     next.sent_bytes == 0 ? std::span<const int>(next.fds) : std::span<const int>());
     if (!sent.ok()) {  // The client is gone.
       closing_ = true;
-      return server_.Close(this);
+      return server_.Close(id_);
     }
     if (sent->state == IoState::kWouldBlock) {
       return WaitToWrite(true);
@@ -376,7 +388,16 @@ void Session::Fail(const Status& status) {
   Log(LogLevel::kWarning, "trainer connection ended",
       {{"pid", std::to_string(pid_)}, {"error", status.ToString()}});
   closing_ = true;
-  server_.Close(this);
+  if (queue_.empty()) SendFarewell(fd_.get(), status);  // Never into the middle of another frame.
+  server_.Close(id_);
+}
+
+void Session::SendFarewell(int fd, const Status& why) {
+  wire::ServiceFrame frame;
+  ToWire(why, *frame.mutable_status());
+  const std::string bytes = Encode(frame);
+  const Result<Sent> sent = SendWithFds(fd, std::as_bytes(std::span(bytes)), {});
+  static_cast<void>(sent.ok());
 }
 
 }  // namespace backstay::tools

@@ -13,12 +13,12 @@
 #include "base/executor.h"
 #include "base/ids.h"
 #include "base/unique_fd.h"
+#include "client/limits.h"
 #include "client/local.pb.h"
 #include "replication/trainer_port.h"
+#include "tools/service/session_server.h"
 
 namespace backstay::tools {
-
-class SessionServer;
 
 // One connection of one trainer: frames in, requests to its replication::Trainer, replies and
 // events out.
@@ -26,11 +26,12 @@ class SessionServer;
 // Thread:  the event loop's.
 // Memory:  owns the socket and everything queued for it; a slot whose descriptors wait to be sent
 //          is kept alive.
-// Failure: any broken frame ends this session through SessionServer::Close(); a reply that comes
-//          later is dropped.
+// Failure: any broken frame ends this session through SessionServer::Close(), after a last frame
+//          that says why; a reply that comes later is dropped.
 class Session : public replication::TrainerListener {
  public:
-  Session(SessionServer& server, UniqueFd fd, pid_t pid, replication::ProcessId process);
+  Session(SessionServer& server, SessionId id, UniqueFd fd, pid_t pid,
+          replication::ProcessId process);
   ~Session() override;
 
   Status Start();
@@ -38,10 +39,12 @@ class Session : public replication::TrainerListener {
 
   void OnEvent(const replication::TrainerEvent& event) override;
 
-  // The largest frame: a manifest at its limit and its envelope.
-  static constexpr uint32_t kFrameBytesMax = 72 * 1024 * 1024;
+  // The last frame on a connection, for a client that is not served (any more). Best effort: a
+  // client that does not read misses it.
+  static void SendFarewell(int fd, const Status& why);
+
   // A client that does not read its replies is cut off here.
-  static constexpr size_t kQueuedBytesMax = 2 * size_t{kFrameBytesMax};
+  static constexpr size_t kQueuedBytesMax = 2 * client::kFrameBytesMax;
 
  private:
   // A frame on its way out. `fds` go with its first byte and are borrowed from `keeps_fds_alive`.
@@ -81,6 +84,7 @@ class Session : public replication::TrainerListener {
   void Fail(const Status& status);
 
   SessionServer& server_;
+  const SessionId id_;
   const UniqueFd fd_;
   const pid_t pid_;
   const replication::ProcessId process_;

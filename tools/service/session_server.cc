@@ -11,17 +11,18 @@ namespace {
 // Who may try: the job's token decides, not the user; containers remap user ids.
 constexpr mode_t kSocketMode = 0666;
 
+// Without descriptors for another connection, this long until the next try.
+constexpr std::chrono::milliseconds kAcceptPause{200};
+
 }  // namespace
 
 Result<std::unique_ptr<SessionServer>> SessionServer::Listen(EventLoop& loop,
                                                              replication::TrainerPort& port,
                                                              Options options) {
   BACKSTAY_ASSIGN_OR_RETURN(UniqueFd listener, ListenUnix(options.socket_path, kSocketMode));
-  const int fd = listener.get();
   std::unique_ptr<SessionServer> server(
       new SessionServer(loop, port, std::move(options), std::move(listener)));
-  BACKSTAY_RETURN_IF_ERROR(
-      loop.WatchFd(fd, EPOLLIN, [raw = server.get()](uint32_t) { raw->OnConnection(); }));
+  BACKSTAY_RETURN_IF_ERROR(server->StartAccepting());
   return server;
 }
 
@@ -35,19 +36,33 @@ SessionServer::~SessionServer() {
   for (const auto& [pid, process] : processes_) loop_.UnwatchFd(process.pidfd.get());
 }
 
+Status SessionServer::StartAccepting() {
+  return loop_.WatchFd(listener_.get(), EPOLLIN, [this](uint32_t) { OnConnection(); });
+}
+
+void SessionServer::PauseAccepting() {
+  loop_.UnwatchFd(listener_.get());
+  loop_.RunAfter(kAcceptPause, lifetime_.Wrap([this] {
+    if (!StartAccepting().ok()) PauseAccepting();
+  }));
+}
+
 void SessionServer::OnConnection() {
   Result<std::optional<Accepted>> accepted = Accept(listener_.get());
   if (!accepted.ok()) {
     Log(LogLevel::kWarning, "cannot accept a trainer", {{"error", accepted.status().ToString()}});
-    return;
+    return PauseAccepting();
   }
   if (!accepted->has_value()) return;
-  const Status admitted = Admit(std::move((*accepted)->fd));
-  if (!admitted.ok())
-    Log(LogLevel::kWarning, "refused a trainer", {{"error", admitted.ToString()}});
+  UniqueFd fd = std::move((*accepted)->fd);
+  const Status admitted = Admit(fd);
+  if (admitted.ok()) return;
+  Log(LogLevel::kWarning, "refused a trainer", {{"error", admitted.ToString()}});
+  if (fd.valid()) Session::SendFarewell(fd.get(), admitted);
 }
 
-Status SessionServer::Admit(UniqueFd fd) {
+// Takes `fd` unless it refuses.
+Status SessionServer::Admit(UniqueFd& fd) {
   if (sessions_.size() >= kSessionsMax) {
     return NoSpace("already " + std::to_string(kSessionsMax) + " trainer connections");
   }
@@ -59,11 +74,10 @@ Status SessionServer::Admit(UniqueFd fd) {
         "namespace (hostPID in Kubernetes) or run the service inside of it");
   }
   BACKSTAY_ASSIGN_OR_RETURN(const replication::ProcessId process, Watch(credentials.pid));
-  auto session = std::make_unique<Session>(*this, std::move(fd), credentials.pid, process);
+  const SessionId id(++last_session_);
+  auto session = std::make_unique<Session>(*this, id, std::move(fd), credentials.pid, process);
   BACKSTAY_RETURN_IF_ERROR(session->Start());
-  processes_.at(credentials.pid).sessions += 1;
-  Session* const raw = session.get();
-  sessions_.emplace(raw, std::move(session));
+  sessions_.emplace(id, std::move(session));
   return Status::Ok();
 }
 
@@ -73,7 +87,7 @@ Result<replication::ProcessId> SessionServer::Watch(pid_t pid) {
   BACKSTAY_RETURN_IF_ERROR(
       loop_.WatchFd(pidfd.get(), EPOLLIN, [this, pid](uint32_t) { OnExit(pid); }));
   const replication::ProcessId id(++last_process_);
-  processes_.emplace(pid, Process{id, std::move(pidfd), 0});
+  processes_.emplace(pid, Process{id, std::move(pidfd)});
   return id;
 }
 
@@ -88,7 +102,7 @@ void SessionServer::OnExit(pid_t pid) {
   port_.ProcessExited(id);
 }
 
-void SessionServer::Close(Session* session) {
+void SessionServer::Close(SessionId session) {
   loop_.Post(lifetime_.Wrap([this, session] { sessions_.erase(session); }));
 }
 

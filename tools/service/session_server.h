@@ -17,6 +17,9 @@ namespace backstay::tools {
 
 class Session;
 
+// One connection, as the server tells them apart; never reused.
+using SessionId = StrongNumber<struct SessionIdTag>;
+
 // Where trainers connect: accepts them on a unix socket, speaks client/local.proto with each, and
 // tells the port which processes have exited.
 //
@@ -27,8 +30,8 @@ class Session;
 //
 // Thread:  the event loop's.
 // Memory:  bounded: sessions, frames and queued replies each have a limit below.
-// Failure: a client that breaks the protocol gets an error frame and loses its connection; nobody
-//          else notices.
+// Failure: a client that breaks the protocol, or that cannot be served, gets an error frame and
+//          loses its connection; nobody else notices.
 class SessionServer {
  public:
   struct Options {
@@ -54,27 +57,30 @@ class SessionServer {
   struct Process {
     replication::ProcessId id;
     UniqueFd pidfd;
-    size_t sessions = 0;
   };
 
   SessionServer(EventLoop& loop, replication::TrainerPort& port, Options options,
                 UniqueFd listener);
 
   void OnConnection();
-  Status Admit(UniqueFd fd);
+  // Lets waiting connections wait, for lack of descriptors.
+  void PauseAccepting();
+  Status StartAccepting();
+  Status Admit(UniqueFd& fd);
   // The process behind `pid`, watched until its exit.
   Result<replication::ProcessId> Watch(pid_t pid);
   void OnExit(pid_t pid);
   // Ends a session after the call that is running in it.
-  void Close(Session* session);
+  void Close(SessionId session);
 
   EventLoop& loop_;
   replication::TrainerPort& port_;
   const Options options_;
   const UniqueFd listener_;
   uint64_t last_process_ = 0;
-  std::map<pid_t, Process> processes_;
-  std::map<Session*, std::unique_ptr<Session>> sessions_;
+  uint64_t last_session_ = 0;
+  std::map<pid_t, Process> processes_;  // That have connected and live.
+  std::map<SessionId, std::unique_ptr<Session>> sessions_;
   Lifetime lifetime_;
 };
 

@@ -1,0 +1,375 @@
+// What the service's end of the local protocol does with trainers that are new, broken, slow, gone
+// or too many. The protocol itself: docs/formats/local_protocol.md.
+
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "client/limits.h"
+#include "tests/unit/tools/session_fixture.h"
+
+namespace backstay::tools::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+wire::ClientFrame BeginFrame(uint64_t request, uint64_t step) {
+  wire::ClientFrame frame;
+  frame.set_request(request);
+  frame.mutable_begin()->set_step(step);
+  return frame;
+}
+
+wire::ClientFrame IndexFrame(uint64_t request) {
+  wire::ClientFrame frame;
+  frame.set_request(request);
+  frame.mutable_snapshot_index();
+  return frame;
+}
+
+// The service's last word, and then the end.
+void ExpectFarewell(RawClient& client, StatusCode code, const std::string& text) {
+  const std::optional<Answer> last = client.Receive();
+  ASSERT_TRUE(last.has_value());
+  EXPECT_EQ(last->frame.request(), 0u);
+  EXPECT_EQ(last->code(), code) << last->frame.DebugString();
+  EXPECT_THAT(last->frame.status().message(), HasSubstr(text));
+  EXPECT_FALSE(client.Receive().has_value());
+}
+
+// ---- Frames -------------------------------------------------------------------------------------
+
+TEST_F(SessionTest, HelloTellsTheNode) {
+  RawClient client = Connected();
+  client.Send(RawClient::Hello());
+  const std::optional<Answer> welcome = client.Receive();
+  ASSERT_TRUE(welcome.has_value());
+  EXPECT_EQ(welcome->frame.request(), 1u);
+  const wire::HelloReply& hello = welcome->frame.hello();
+  EXPECT_EQ(hello.protocol_version(), 1u);
+  EXPECT_EQ(hello.node_id(), "n1");
+  EXPECT_EQ(hello.incarnation(), 3u);
+  EXPECT_EQ(hello.chunk_bytes(), 4096u);
+  EXPECT_EQ(hello.service_version(), "test");
+}
+
+TEST_F(SessionTest, NothingIsServedBeforeHello) {
+  RawClient client = Connected();
+  client.Send(BeginFrame(1, 10));
+  ExpectFarewell(client, StatusCode::kInvalidArgument, "Hello");
+  ASSERT_TRUE(port_.WaitFor([](const FakePort& port) { return port.ConnectedCount() == 0; }));
+  EXPECT_TRUE(port_.trainers()[0].calls.empty());
+}
+
+TEST_F(SessionTest, AnotherVersionIsRefusedWithBothAndNotServed) {
+  RawClient client = Connected();
+  client.Send(RawClient::Hello(9));
+  const std::optional<Answer> refused = client.Receive();
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->frame.request(), 1u);
+  EXPECT_EQ(refused->code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused->frame.status().message(), HasSubstr("version 9"));
+  EXPECT_THAT(refused->frame.status().message(), HasSubstr("version 1"));
+  client.Send(BeginFrame(2, 10));
+  ExpectFarewell(client, StatusCode::kInvalidArgument, "Hello");
+}
+
+TEST_F(SessionTest, BytesThatAreNoFrameEndTheConnection) {
+  RawClient client = Greeted();
+  client.SendBytes(std::string("\x03\x00\x00\x00\xff\xff\xff", 7));
+  ExpectFarewell(client, StatusCode::kInvalidArgument, "no ClientFrame");
+}
+
+TEST_F(SessionTest, AnEmptyFrameBeforeHelloEndsTheConnection) {
+  RawClient client = Connected();
+  client.SendBytes(std::string(4, '\0'));
+  ExpectFarewell(client, StatusCode::kInvalidArgument, "Hello");
+}
+
+TEST_F(SessionTest, AFrameOverTheLimitEndsTheConnectionBeforeItsBytesCome) {
+  RawClient client = Greeted();
+  const uint32_t length = client::kFrameBytesMax + 1;
+  client.SendBytes({reinterpret_cast<const char*>(&length), sizeof length});
+  ExpectFarewell(client, StatusCode::kInvalidArgument, std::to_string(length));
+}
+
+// The limit is the client library's own: what it sends, the service takes.
+TEST_F(SessionTest, AFrameAtTheLimitIsTaken) {
+  RawClient client = Greeted();
+  wire::ClientFrame frame;
+  frame.set_request(2);
+  frame.mutable_start_copy()->set_contents(std::string(client::kFrameBytesMax - 64, 'c'));
+  ASSERT_LE(frame.ByteSizeLong(), client::kFrameBytesMax);
+  client.Send(frame);
+  const std::optional<Answer> answer = client.Receive();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->frame.request(), 2u);
+  EXPECT_EQ(answer->code(), StatusCode::kOk);
+}
+
+TEST_F(SessionTest, AnUnknownRequestIsRefusedAndTheConnectionGoesOn) {
+  RawClient client = Greeted();
+  // Request 7, and a body with field number 100 that this version does not have.
+  client.SendBytes(std::string("\x05\x00\x00\x00\x08\x07\xa2\x06\x00", 9));
+  const std::optional<Answer> refused = client.Receive();
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->frame.request(), 7u);
+  EXPECT_EQ(refused->code(), StatusCode::kInvalidArgument);
+  client.Send(BeginFrame(8, 10));
+  EXPECT_EQ(client.Receive()->frame.request(), 8u);
+}
+
+TEST_F(SessionTest, FramesMayComeInPiecesAndTogether) {
+  RawClient client = Connected();
+  for (const char byte : RawClient::Encode(RawClient::Hello())) client.SendBytes({&byte, 1});
+  ASSERT_TRUE(client.Receive().has_value());
+  wire::ClientFrame fence;
+  fence.mutable_fence()->set_generation(4);
+  fence.mutable_fence()->set_reason("x");
+  client.SendBytes(RawClient::Encode(BeginFrame(2, 10)) + RawClient::Encode(fence) +
+                   RawClient::Encode(IndexFrame(3)));
+  EXPECT_EQ(client.Receive()->frame.request(), 2u);
+  EXPECT_EQ(client.Receive()->frame.request(), 3u) << "a one-way message has no answer";
+  EXPECT_TRUE(port_.WaitFor([](const FakePort& port) { return port.HasCall(0, "fence 4 x"); }));
+}
+
+// ---- Answers ------------------------------------------------------------------------------------
+
+TEST_F(SessionTest, ErrorsAndEmptyAnswersArriveAsThey) {
+  RawClient client = Greeted();
+  wire::ClientFrame frame;
+  frame.set_request(2);
+  frame.mutable_resize()->set_size_bytes(5);
+  client.Send(frame);
+  std::optional<Answer> answer = client.Receive();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->code(), StatusCode::kNoSpace);
+  EXPECT_EQ(answer->frame.status().message(), "no more memory");
+  frame.set_request(3);
+  frame.mutable_newest_committed();
+  client.Send(frame);
+  answer = client.Receive();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->code(), StatusCode::kOk) << "that there is none is an answer";
+  EXPECT_FALSE(answer->frame.newest_committed().any());
+}
+
+TEST_F(SessionTest, ASlotsDescriptorsComeOncePerConnection) {
+  RawClient client = Greeted();
+  client.Send(BeginFrame(2, 10));
+  std::optional<Answer> first = client.Receive();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_TRUE(first->frame.begin().has_fds());
+  EXPECT_EQ(first->fds.size(), 2u);
+  client.Send(BeginFrame(3, 20));
+  const std::optional<Answer> second = client.Receive();
+  EXPECT_FALSE(second->frame.begin().has_fds()) << "the process has it mapped";
+  EXPECT_TRUE(second->fds.empty());
+  // The same slot, by its number, is the newest save in it.
+  wire::ClientFrame seal;
+  seal.set_request(4);
+  seal.mutable_seal()->set_slot_id(77);
+  client.Send(seal);
+  EXPECT_EQ(client.Receive()->frame.seal().digest(), "digest");
+  EXPECT_TRUE(port_.WaitFor([](const FakePort& port) { return port.HasCall(0, "seal 20"); }));
+
+  // A process that comes back does not know what it had mapped.
+  client.Close();
+  RawClient again = Greeted();
+  again.Send(BeginFrame(2, 30));
+  const std::optional<Answer> third = again.Receive();
+  EXPECT_TRUE(third->frame.begin().has_fds());
+  EXPECT_EQ(third->fds.size(), 2u);
+  EXPECT_EQ(port_.trainers()[0].process, port_.trainers()[1].process);
+  EXPECT_TRUE(port_.exited().empty());
+}
+
+TEST_F(SessionTest, RestoresAreHandedReadOnlyDescriptors) {
+  RawClient client = Greeted();
+  wire::ClientFrame fetch;
+  fetch.set_request(2);
+  fetch.mutable_fetch();
+  client.Send(fetch);
+  std::optional<Answer> answer = client.Receive();
+  ASSERT_TRUE(answer.has_value());
+  ASSERT_EQ(answer->fds.size(), 2u);
+  for (const UniqueFd& fd : answer->fds) {
+    EXPECT_EQ(::write(fd.get(), "x", 1), -1);
+    EXPECT_EQ(errno, EBADF);
+  }
+}
+
+TEST_F(SessionTest, ASlotThatWasNeverHandedOverNamesNoSave) {
+  RawClient client = Greeted();
+  wire::ClientFrame abandon;
+  abandon.set_request(2);
+  abandon.mutable_abandon()->set_slot_id(12345);
+  client.Send(abandon);
+  EXPECT_EQ(client.Receive()->code(), StatusCode::kNotFound);
+}
+
+TEST_F(SessionTest, EventsArriveWithoutBeingAskedFor) {
+  RawClient client = Greeted();
+  replication::TrainerEvent event;
+  event.kind = replication::TrainerEvent::Kind::kSaveFailed;
+  event.snapshot = {Generation(2), Step(40)};
+  event.status = NoSpace("no slot");
+  port_.EmitEvent(0, event);
+  const std::optional<Answer> answer = client.Receive();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->frame.request(), 0u);
+  EXPECT_EQ(answer->frame.event().kind(), wire::Event::SAVE_FAILED);
+  EXPECT_EQ(answer->frame.event().snapshot().step(), 40u);
+  EXPECT_EQ(answer->frame.event().status().message(), "no slot");
+}
+
+TEST_F(SessionTest, AnAnswerOverTheLimitIsReplacedByAnError) {
+  port_.SetManifestBytes(client::kFrameBytesMax + 1);
+  RawClient client = Greeted();
+  client.Send(IndexFrame(2));
+  const std::optional<Answer> answer = client.Receive();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->frame.request(), 2u);
+  EXPECT_EQ(answer->code(), StatusCode::kNoSpace);
+}
+
+// ---- Ends ---------------------------------------------------------------------------------------
+
+TEST_F(SessionTest, AClientThatReadsNothingIsCutOff) {
+  port_.SetManifestBytes(16 * kMiB);
+  RawClient slow = Greeted();
+  RawClient other = Greeted();
+  for (uint64_t request = 2; request < 20; ++request) slow.Send(IndexFrame(request));
+  ASSERT_TRUE(port_.WaitFor([](const FakePort& port) { return port.ConnectedCount() == 1; }));
+  port_.SetManifestBytes(0);
+  other.Send(IndexFrame(2));
+  EXPECT_TRUE(other.Receive().has_value());
+}
+
+TEST_F(SessionTest, AnAnswerAfterTheEndIsDropped) {
+  RawClient client = Greeted();
+  wire::ClientFrame frame;
+  frame.set_request(2);
+  frame.mutable_new_attempt();
+  client.Send(frame);
+  ASSERT_TRUE(port_.WaitFor([](const FakePort& port) { return port.HasCall(0, "new_attempt"); }));
+  client.Close();
+  ASSERT_TRUE(port_.WaitFor([](const FakePort& port) { return port.ConnectedCount() == 0; }));
+  RawClient other = Greeted();
+  port_.AnswerAttempts();
+  other.Send(BeginFrame(2, 10));
+  EXPECT_EQ(other.Receive()->frame.request(), 2u) << "and nothing else";
+}
+
+TEST_F(SessionTest, ABrokenConnectionDoesNotTouchAnother) {
+  RawClient good = Greeted();
+  RawClient bad = Greeted();
+  bad.SendBytes("\xff\xff\xff\xff");
+  ExpectFarewell(bad, StatusCode::kInvalidArgument, "limit");
+  good.Send(BeginFrame(2, 10));
+  EXPECT_EQ(good.Receive()->code(), StatusCode::kOk);
+  EXPECT_TRUE(port_.WaitFor([](const FakePort& port) { return port.ConnectedCount() == 1; }));
+}
+
+// Attack: a data loader that was forked from the trainer keeps the socket open after its death.
+TEST_F(SessionTest, AnExitIsSeenWhileAForkedChildHoldsTheSocket) {
+  int lives[2];  // Closes when the grandchild is told to go.
+  ASSERT_EQ(::pipe(lives), 0);
+  const std::string hello = RawClient::Encode(RawClient::Hello());
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, socket_path_.data(), socket_path_.size());
+  const pid_t trainer = ::fork();
+  ASSERT_GE(trainer, 0);
+  if (trainer == 0) {  // Only system calls: the other threads are not here.
+    const int fd = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    char answer[256];
+    if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+        ::write(fd, hello.data(), hello.size()) != static_cast<ssize_t>(hello.size()) ||
+        ::read(fd, answer, sizeof answer) <= 0) {
+      ::_exit(1);
+    }
+    if (::fork() == 0) {
+      char byte;
+      ::close(lives[1]);
+      [[maybe_unused]] const ssize_t end = ::read(lives[0], &byte, 1);
+      ::_exit(0);
+    }
+    ::_exit(0);
+  }
+  int exit_status = 0;
+  ASSERT_EQ(::waitpid(trainer, &exit_status, 0), trainer);
+  ASSERT_EQ(exit_status, 0);
+  EXPECT_TRUE(port_.WaitFor([](const FakePort& port) { return port.exited().size() == 1; }));
+  EXPECT_EQ(port_.exited().at(0), port_.trainers().at(0).process);
+  EXPECT_FALSE(port_.trainers().at(0).connected);
+  ::close(lives[0]);
+  ::close(lives[1]);
+}
+
+// ---- Limits -------------------------------------------------------------------------------------
+
+// Enough descriptors for both ends of all connections.
+class ManyDescriptors {
+ public:
+  ManyDescriptors() {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit more = before_;
+    more.rlim_cur = more.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &more);
+  }
+  ~ManyDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(SessionTest, OneConnectionTooManyIsToldSoUntilAnotherEnds) {
+  const ManyDescriptors enough;
+  std::vector<RawClient> clients;
+  for (size_t i = 0; i < SessionServer::kSessionsMax; ++i) clients.push_back(Connected());
+  ASSERT_TRUE(port_.WaitFor(
+      [](const FakePort& port) { return port.ConnectedCount() == SessionServer::kSessionsMax; }));
+  RawClient refused = Connected();
+  ExpectFarewell(refused, StatusCode::kNoSpace, std::to_string(SessionServer::kSessionsMax));
+  clients.pop_back();
+  ASSERT_TRUE(port_.WaitFor([](const FakePort& port) {
+    return port.ConnectedCount() == SessionServer::kSessionsMax - 1;
+  }));
+  Greeted();
+}
+
+TEST_F(SessionTest, WithoutDescriptorsAConnectionWaits) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = 128;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  RawClient client = Connected();
+  client.Greet();
+  std::vector<UniqueFd> used;
+  for (int fd = ::dup(0); fd >= 0; fd = ::dup(0)) used.emplace_back(fd);
+  used.pop_back();  // For the client's end.
+  RawClient waiting = Connected();
+  client.Send(BeginFrame(2, 10));  // Whoever is connected is served meanwhile: its reply is a sign
+  EXPECT_TRUE(client.Receive().has_value());  // that the server has met the new connection.
+  used.clear();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  waiting.Greet();
+}
+
+TEST_F(SessionTest, ASecondServiceOnThePathIsRefused) {
+  SessionServer::Options options;
+  options.socket_path = socket_path_;
+  EventLoop other;
+  const auto second = SessionServer::Listen(other, port_, options);
+  EXPECT_EQ(second.status().code(), StatusCode::kUnavailable);
+  EXPECT_THAT(second.status().message(), HasSubstr(socket_path_));
+}
+
+}  // namespace
+}  // namespace backstay::tools::testing

@@ -321,6 +321,9 @@ void ClaimAgent::OnView(const JobView& view) {
     if (!foreign) {
       foreign_since_.reset();
       saves_.SetTargets(assignment->second.replicas);
+    } else if (state_ == ClaimState::kAdmitted && !IsAdmittedBy({view.leader, view.term})) {
+      // A leader that has not heard of this claim yet: its answer to it decides.
+      foreign_since_.reset();
     } else if (state_ == ClaimState::kAdmitted) {
       if (!foreign_since_) foreign_since_ = parts_.executor.Now();
       if (parts_.executor.Now() - *foreign_since_ >= kForeignClaimConfirm) {
@@ -343,6 +346,11 @@ void ClaimAgent::OnView(const JobView& view) {
   Step();
 }
 
+bool ClaimAgent::IsAdmittedBy(const LeaderInfo& leader) const {
+  return admitted_by_ == leader.node &&
+         (admitted_term_.value == 0 || admitted_term_ == leader.term);
+}
+
 void ClaimAgent::Step() {
   saves_.Step();
   const bool registering = state_ == ClaimState::kReserving || state_ == ClaimState::kAdmitting;
@@ -354,9 +362,7 @@ void ClaimAgent::Step() {
   }
   if (state_ != ClaimState::kAdmitted) return;
   const std::optional<LeaderInfo> leader = leader_.Find();
-  const bool same = leader && admitted_by_ && leader->node == *admitted_by_ &&
-                    (admitted_term_.value == 0 || leader->term == admitted_term_);
-  if (!leader || same || readmission_ == Readmission::kAsked) return;
+  if (!leader || IsAdmittedBy(*leader) || readmission_ == Readmission::kAsked) return;
   if (readmission_ == Readmission::kDue && parts_.executor.Now() < next_readmission_) return;
   readmission_ = Readmission::kAsked;
   leader_.Cancel(admission_call_);

@@ -110,6 +110,7 @@ class ClaimAgent {
   // Of a kAdmitted claim to a later leader.
   enum class Readmission { kNone, kAsked, kDue };
 
+  bool IsAdmittedBy(const LeaderInfo& leader) const;
   Status CheckClaim(const ShardClaim& claim) const;
   void TakeOver(const Status& why);
   void Reserve(uint64_t claim_epoch);

@@ -109,7 +109,11 @@ void SimTrainer::Fetch() {
   request.for_restore = true;
   trainer_->Fetch(
       request, lifetime_.Wrap([this, round = round_](const Result<replication::FetchReply>& reply) {
-        if (round != round_ || !reading_) return;
+        if (round != round_ || !reading_) {
+          // Opened for a round that is over: nobody else would close it.
+          if (reply.ok()) trainer_->CloseShard(reply->fetch, [](const Status&) {});
+          return;
+        }
         if (!reply.ok()) return Finish(reply.status());
         const Result<store::Manifest> manifest = store::DecodeManifest(reply->manifest);
         if (!manifest.ok()) return Finish(manifest.status());

@@ -336,8 +336,10 @@ void SaveAgent::OnView(const JobView& view) {
         const bool over = snapshot.generation < view.generation ||
                           (snapshot.generation == view.generation && view.closing());
         if (!over) break;
-        // A sealed shard may still become the next base; then the leader has it protected.
-        if (IsUnsealed(save.state) || snapshot.generation < view.generation) {
+        // A sealed shard may still become, or is, the next base; then the leader has it protected.
+        const bool may_be_base = snapshot.generation == view.generation || snapshot == view.base ||
+                                 view.pinned.contains(snapshot);
+        if (IsUnsealed(save.state) || !may_be_base) {
           Fail(save, Stale("generation " + std::to_string(snapshot.generation.value) + " of job " +
                            job_.value + " is over"));
         } else {

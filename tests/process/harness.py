@@ -152,9 +152,16 @@ class Job:
     def kill_node(self, node):
         """Service and trainers of a node."""
         node.child.kill()
+        self.kill_trainers(node)
+
+    def kill_trainers(self, node):
+        """The trainers of a node; its service lives."""
         for member in self.training.members:
             if member.node is node:
                 member.child.kill()
+
+    def restart_leader(self):
+        self.restart_service(self.leader())
 
     def restart_service(self, node):
         node.child.kill()

@@ -5,9 +5,12 @@ Goal:   whatever dies within the policy, the job ends in the state of an undistu
 Method: one process is killed at one moment; the launcher replaces lost ranks; the final digests are compared.
 """
 
+import os
+import subprocess
+import tempfile
 import unittest
 
-from harness import JOB, Job, Reference, options, wait_for
+from harness import BINARIES, JOB, Job, Reference, options, wait_for
 
 
 def nth(event, step_min=0, rank=None):
@@ -55,6 +58,18 @@ class KillTest(unittest.TestCase):
     def test_service_during_save(self):
         self.run_killing(nth("save_begun", 9, self.VICTIM), lambda job: job.restart_service(self.victim(job)))
 
+    def test_service_during_commit(self):
+        self.run_killing(nth("protected", 9), lambda job: job.restart_service(self.victim(job)))
+
+    def test_leader_during_save(self):
+        self.run_killing(nth("save_begun", 9), Job.restart_leader)
+
+    def test_leader_during_commit(self):
+        self.run_killing(nth("protected", 9), Job.restart_leader)
+
+    def test_metadata_store_during_save(self):
+        self.run_killing(nth("save_begun", 9), lambda job: job.restart_service(job.cluster.metadata_node))
+
     def test_leader_node_during_save(self):
         def kill_leader(job):
             leader = job.leader()
@@ -63,26 +78,41 @@ class KillTest(unittest.TestCase):
 
         self.run_killing(nth("save_begun", 9), kill_leader)
 
-    def test_node_during_restore(self):
-        """A second node dies while the ranks reconfigure after the first; two replicas cover both."""
-        with Job(6, options(replicas=2)) as job:
-            job.start()
-            job.when("first", nth("save_begun", 9, 2), lambda m, e: job.kill_node(job.cluster.nodes[2]))
-            job.when("second", lambda m, e: job.fired == ["first"] and e["event"] == "decided",
-                     lambda m, e: job.kill_node(job.cluster.nodes[1]))
-            self.check(job, job.run())
-            self.assertEqual(job.fired, ["first", "second"])
+    # ---- A second death before the first one is recovered from ----
 
-    def test_node_during_repair(self):
-        """The spare that is about to hold replicas dies too, when nothing is protected again yet."""
-        with Job(6, options(replicas=2)) as job:
+    def run_killing_twice(self, moment, action, first=None, run_options=None):
+        """The victim's node dies in a save; then `action`, at the first event of that name since."""
+        with Job(6, run_options or options()) as job:
             job.start()
-            job.when("first", nth("save_begun", 9, 2), lambda m, e: job.kill_node(job.cluster.nodes[2]))
-            job.when("second", lambda m, e: job.fired == ["first"] and e["event"] == "resumed",
-                     lambda m, e: job.kill_node(job.cluster.nodes[1]))
+            job.when("first", nth("save_begun", 9, self.VICTIM),
+                     lambda member, event: (first or Job.kill_node)(job, self.victim(job)))
+            job.when("second", lambda member, event: job.fired == ["first"] and event["event"] == moment,
+                     lambda member, event: action(job))
             self.check(job, job.run())
             self.assertEqual(job.fired, ["first", "second"])
             job.wait_protected()
+
+    def test_node_during_restore(self):
+        """A second node dies while the ranks reconfigure after the first; two replicas cover both."""
+        self.run_killing_twice("decided", lambda job: job.kill_node(job.cluster.nodes[1]), run_options=options(replicas=2))
+
+    def test_node_during_repair(self):
+        """Another node dies when nothing is protected again yet."""
+        self.run_killing_twice("resumed", lambda job: job.kill_node(job.cluster.nodes[1]), run_options=options(replicas=2))
+
+    def test_trainer_during_restore(self):
+        """A survivor's trainer dies with its decision in hand; the others wait for it no longer than it takes to see."""
+        self.run_killing_twice("decided", lambda job: job.training.members[1].child.kill())
+
+    def test_service_during_restore(self):
+        self.run_killing_twice("decided", lambda job: job.restart_service(job.cluster.nodes[1]),
+                               first=Job.kill_trainers, run_options=options(replicas=2))
+
+    def test_leader_during_restore(self):
+        self.run_killing_twice("decided", Job.restart_leader, first=Job.kill_trainers, run_options=options(replicas=2))
+
+    def test_leader_during_repair(self):
+        self.run_killing_twice("resumed", Job.restart_leader, run_options=options(replicas=2))
 
     def test_two_nodes_at_once(self):
         with Job(6, options(replicas=2)) as job:
@@ -154,6 +184,26 @@ class CommandTest(unittest.TestCase):
 
 class ServiceTest(unittest.TestCase):
     """The service as a process: starting, stopping, refusing."""
+
+    def refused(self, *arguments):
+        """What a service that will not start says."""
+        done = subprocess.run([os.path.join(BINARIES, "backstayd"), *arguments], capture_output=True, text=True,
+                              check=False, timeout=30)
+        self.assertNotEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def test_what_it_does_not_know_it_refuses_with_the_nearest(self):
+        with tempfile.TemporaryDirectory(prefix="backstay-process-") as directory:
+            path = os.path.join(directory, "config")
+            with open(path, "w", encoding="utf-8") as config:
+                config.write("memory-budgt = 64MiB\n")
+            said = self.refused("--config", path)
+            self.assertIn("memory-budgt", said)
+            self.assertIn("'memory-budget'", said)
+            self.assertIn("'memory-budget'", self.refused("--memory-buget", "64MiB"))
+            self.assertIn("--control-address",
+                          self.refused("--serve-metadata", "--control-address", "0.0.0.0:7000"))
+            self.assertIn("metadata", self.refused("--data-dir", directory))
 
     def test_stops_cleanly_and_leaves_its_socket_path_usable(self):
         with Job(2, options()) as job:

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "replication/wire_convert.h"
+#include "tools/nearest.h"
 #include "tools/node/job_host.h"
 #include "tools/node/trainer_session.h"
 
@@ -23,9 +24,8 @@ Node::Core::Core(Node& node, DataPlane data)
           [&node](const ShardName& name, Completion<store::VerifyReport> done) {
             JobHost* const host = node.Host(name.job);
             if (host != nullptr) return host->agent->holder().VerifyOwn(name, std::move(done));
-            node.seams_.executor->Post([done, name] {
-              done(Unavailable(ToString(name) + " cannot be verified now"));
-            });
+            node.seams_.executor->Post(
+                [done, name] { done(Unavailable(ToString(name) + " cannot be verified now")); });
           },
           [&node](const ShardName& name) {
             if (JobHost* host = node.Host(name.job)) host->agent->holder().Discard(name);
@@ -195,6 +195,20 @@ Node::JobHost* Node::Host(const JobName& job) {
   });
   host.election->Start();
   return &host;
+}
+
+void Node::CheckJobExists(const JobName& job, StatusCompletion done) {
+  jobs_.List(seams_.executor->Now() + kJobListTimeout,
+             lifetime_.Wrap([job, done](const Result<replication::JobListing>& listing) {
+               if (!listing.ok() || std::ranges::find(listing->jobs, job) != listing->jobs.end()) {
+                 return done(Status::Ok());
+               }
+               std::vector<std::string> names;
+               for (const JobName& known : listing->jobs) names.push_back(known.value);
+               const std::string nearest = NearestName(job.value, names);
+               done(NotFound("there is no job " + job.value +
+                             (nearest.empty() ? "" : "; did you mean " + nearest + "?")));
+             }));
 }
 
 // Brings what this node does as a leader in line with who was elected.

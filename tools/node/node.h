@@ -82,6 +82,7 @@ class Node : public replication::TrainerPort {
   // After its leadership was ended by somebody else, this node stands for the job again.
   static constexpr Duration kStandAgainDelay = std::chrono::seconds(1);
   static constexpr Duration kStoreCheckInterval = std::chrono::seconds(5);
+  static constexpr Duration kJobListTimeout = std::chrono::seconds(2);
 
   Node(NodeConfig config, NodeSeams seams);
   ~Node() override;
@@ -120,6 +121,9 @@ class Node : public replication::TrainerPort {
 
   // The job's agents, made when first needed; null: not admitted yet, or kJobsMax.
   JobHost* Host(const JobName& job);
+  // kNotFound with the nearest name, when it is certain that the job has no record. Ok also while
+  // the metadata store is away: what is held can be read without it.
+  void CheckJobExists(const JobName& job, StatusCompletion done);
   void OnMembershipChanged();
   void Join(const NodeInstance& self);
   void HandleMessages();

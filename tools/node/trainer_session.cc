@@ -154,6 +154,15 @@ void TrainerSession::Reconfigure(replication::ReconfigureRequest request,
 
 void TrainerSession::Fetch(replication::FetchRequest request,
                            Completion<replication::FetchReply> done) {
+  if (request.job.empty() || request.job == job_) return FetchKnown(request, std::move(done));
+  node_.CheckJobExists(request.job, lifetime_.Wrap([this, request, done](const Status& exists) {
+    if (!exists.ok()) return done(exists);
+    FetchKnown(request, done);
+  }));
+}
+
+void TrainerSession::FetchKnown(const replication::FetchRequest& request,
+                                Completion<replication::FetchReply> done) {
   const Result<ClaimAgent*> claim = Claim();
   if (!claim.ok()) {
     return Answer(std::move(done), Result<replication::FetchReply>(claim.status()));
@@ -212,7 +221,15 @@ void TrainerSession::FinishRestore(replication::FinishRestoreRequest request,
 
 void TrainerSession::SnapshotIndex(JobName job, SnapshotId snapshot,
                                    Completion<replication::SnapshotIndexReply> done) {
-  if (job.empty()) job = job_;
+  if (job.empty() || job == job_) return IndexKnown(job_, snapshot, std::move(done));
+  node_.CheckJobExists(job, lifetime_.Wrap([this, job, snapshot, done](const Status& exists) {
+    if (!exists.ok()) return done(exists);
+    IndexKnown(job, snapshot, done);
+  }));
+}
+
+void TrainerSession::IndexKnown(const JobName& job, SnapshotId snapshot,
+                                Completion<replication::SnapshotIndexReply> done) {
   Node::JobHost* const host = node_.Host(job);
   if (job.empty() || host == nullptr) {
     return Answer(std::move(done), Result<replication::SnapshotIndexReply>(

@@ -54,6 +54,11 @@ class TrainerSession : public replication::Trainer {
   // The claim of this connection, if it is still its own.
   Result<replication::ClaimAgent*> Claim() const;
   Result<Node::JobHost*> Host() const;
+  // Of a job that exists, or may.
+  void FetchKnown(const replication::FetchRequest& request,
+                  Completion<replication::FetchReply> done);
+  void IndexKnown(const JobName& job, SnapshotId snapshot,
+                  Completion<replication::SnapshotIndexReply> done);
   // Runs `done` with `value` after the present call.
   template <typename T>
   void Answer(Completion<T> done, Result<T> value);

@@ -76,6 +76,7 @@ void ClaimAgent::Register(ProcessId process, const ShardClaim& claim, Emit emit,
     generation_ = Generation();
     fenced_told_ = Generation();
   }
+  restoring_uuid_ = AttemptUuid();  // Also of the same process: its call ended with its connection.
   // After a reconnect the trainer says what it is in; the leader's word decides whether it may
   // save.
   if (claim.generation > generation_) generation_ = claim.generation;
@@ -224,7 +225,6 @@ void ClaimAgent::GiveUpClaim(const Status& why) {
   number_ = number_.Next();  // Whoever still speaks for the claim gets kStale.
   state_ = ClaimState::kUnclaimed;
   readmission_ = Readmission::kNone;
-  restoring_uuid_ = AttemptUuid();
   emit_ = nullptr;
   saves_.EndUnsealed(why);
   if (reservation_.value != 0) parts_.pool.Release(std::exchange(reservation_, {}));

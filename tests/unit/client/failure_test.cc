@@ -163,6 +163,15 @@ TEST_F(FailureTest, AnotherProtocolVersionIsRefusedWithBoth) {
   EXPECT_THAT(other.status().message(), HasSubstr("speaks version 1"));
 }
 
+TEST_F(FailureTest, AServiceThatHangsUpSaysWhy) {
+  service_.Play(ClientBody::kNewestCommitted, FakeService::Trick::kHangUp);
+  const Status status = client_->NewestCommitted().status();
+  EXPECT_CODE(status, Code::kUnavailable);
+  EXPECT_THAT(status.message(), HasSubstr("the test hangs up"));
+  ASSERT_TRUE(WaitEvent(BACKSTAY_EVENT_SERVICE_BACK).has_value());
+  ASSERT_OK(client_->Begin(1, kLongMs).status());
+}
+
 TEST_F(FailureTest, AConnectWithoutAServiceNamesTheSocket) {
   Result<Client> none = Client::Connect("/tmp/backstay-no-such-socket", 30);
   EXPECT_EQ(none.status().code(), Code::kNotFound);

@@ -292,6 +292,12 @@ bool FakeService::ServeFrame(int fd, const wire::ClientFrame& frame) {
     BACKSTAY_CHECK(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0, "send");
     return false;
   }
+  if (trick == Trick::kHangUp) {
+    wire::ServiceFrame farewell;
+    SetStatus(&farewell, NoSpace("the test hangs up"));
+    (void)Send(fd, farewell, {});
+    return false;
+  }
   if (trick == Trick::kRefuse) {
     wire::ServiceFrame refusal;
     refusal.set_request(frame.request());

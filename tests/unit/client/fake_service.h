@@ -36,7 +36,7 @@ class FakeService {
   void Start(bool keep_state);
 
   // What the service does on the next message of a kind, instead of answering.
-  enum class Trick { kNone, kDie, kIgnore, kGarbage, kOversized, kRefuse, kNoDescriptors };
+  enum class Trick { kNone, kDie, kIgnore, kGarbage, kOversized, kRefuse, kNoDescriptors, kHangUp };
   void Play(ClientBody on, Trick trick);
   // Fetched shards come with these chunks damaged, until they are reported; `reopen`: the repaired
   // ones are in another slot. `forever`: reporting does not help.

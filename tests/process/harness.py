@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,11 @@ POLL_S = 0.002
 # Less than the example trainer's own longest wait, 120 s: nobody may have to wait for that.
 RUN_TIMEOUT_S = 90
 WAIT_TIMEOUT_S = 30
+
+
+# Whoever stops the tests gets them to clean up, too.
+for _stop in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(_stop, signal.default_int_handler)
 
 
 def options(**changes):

@@ -5,6 +5,7 @@ Goal:   a death at any stage of a call leaves the other side with a clear error 
 Method: trainers that are told each call (api_driver.cc); memory and state are looked at through the command.
 """
 
+import atexit
 import mmap
 import os
 import shutil
@@ -27,6 +28,7 @@ class Services:
         self.directory = tempfile.mkdtemp(prefix="backstay-process-")
         self.cluster = Cluster(BINARIES, self.directory, node_count, memory_budget_mib)
         self._drivers = []
+        atexit.register(self.stop)  # Also when the tests are interrupted.
         self.cluster.start()
 
     @property
@@ -53,6 +55,7 @@ class Services:
             self.cluster.wait_members({node.name for node in self.nodes})
 
     def stop(self):
+        atexit.unregister(self.stop)
         self.close_drivers()
         self.cluster.stop()
         shutil.rmtree(self.directory)

@@ -240,8 +240,10 @@ class Driver {
     while (std::chrono::steady_clock::now() < end) {
       const std::optional<Event> event = client_->NextEvent();
       if (event && EventName(event->kind) == kind) {
-        return {
-            {"ok", true}, {"step", event->snapshot_step}, {"message", event->message}, {"skipped", skipped}};
+        return {{"ok", true},
+                {"step", event->snapshot_step},
+                {"message", event->message},
+                {"skipped", skipped}};
       }
       if (event) {
         skipped.push_back(EventName(event->kind));

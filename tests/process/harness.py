@@ -13,6 +13,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, os.path.join(ROOT, "tools", "demo"))
 
 from cluster import Cluster  # noqa: E402
+from processes import STOP_SIGNALS, signals_held  # noqa: E402
 from training import Training  # noqa: E402
 
 BINARIES = os.environ["BACKSTAY_BIN"]
@@ -23,9 +24,9 @@ RUN_TIMEOUT_S = 90
 WAIT_TIMEOUT_S = 30
 
 
-# Whoever stops the tests gets them to clean up, too.
-for _stop in (signal.SIGTERM, signal.SIGHUP):
-    signal.signal(_stop, signal.default_int_handler)
+# Whoever stops the tests gets them to clean up, too; meanwhile the signals are held.
+for _stop_signal in STOP_SIGNALS:
+    signal.signal(_stop_signal, signal.default_int_handler)
 
 
 def options(**changes):
@@ -98,15 +99,23 @@ class Job:
         self.fired = []
 
     def __enter__(self):
-        self.cluster.start()
+        try:
+            self.cluster.start()
+        except BaseException:  # An interruption, too: __exit__ does not run for it.
+            self._stop()
+            raise
         return self
 
     def __exit__(self, kind, *_):
         if kind is not None:
             self._print_logs()
-        self.training.stop()
-        self.cluster.stop()
-        shutil.rmtree(self.directory)
+        self._stop()
+
+    def _stop(self):
+        with signals_held():
+            self.training.stop()
+            self.cluster.stop()
+            shutil.rmtree(self.directory)
 
     def start(self):
         self.training.start(self.cluster.nodes[:self.options.world_size])

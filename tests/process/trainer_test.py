@@ -14,7 +14,7 @@ import tempfile
 import unittest
 
 from driver import Driver
-from harness import BINARIES, Cluster, print_logs, run_command, wait_for
+from harness import BINARIES, Cluster, print_logs, run_command, signals_held, wait_for
 
 MIB = 1 << 20
 STATE_BYTES = 6 * MIB
@@ -55,10 +55,11 @@ class Services:
             self.cluster.wait_members({node.name for node in self.nodes})
 
     def stop(self):
-        atexit.unregister(self.stop)
-        self.close_drivers()
-        self.cluster.stop()
-        shutil.rmtree(self.directory)
+        with signals_held():
+            atexit.unregister(self.stop)
+            self.close_drivers()
+            self.cluster.stop()
+            shutil.rmtree(self.directory)
 
     def print_logs(self):
         print_logs([node.child for node in self.nodes] + [driver.child for driver in self._drivers])

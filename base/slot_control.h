@@ -17,7 +17,7 @@ namespace backstay {
 inline constexpr uint64_t kSlotControlMagic = 0x31304C5443534B42;  // "BKSCTL01" in memory order.
 inline constexpr uint32_t kSlotControlVersion = 1;
 
-// Chunk sizes are powers of two in this range. The default is DESIGN.md's unit of transfer.
+// Chunk sizes are powers of two in this range. The default is a compromise of transfer and retry.
 inline constexpr uint32_t kChunkBytesMin = 4 * kKiB;
 inline constexpr uint32_t kChunkBytesMax = 64 * kMiB;
 inline constexpr uint32_t kChunkBytesDefault = 1 * kMiB;

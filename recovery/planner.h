@@ -71,10 +71,10 @@ struct Plan {
   Status error;
 };
 
-// Chooses what all ranks restore, PROTOCOL "Reconfigure and restore" 5: the newest complete
-// snapshot of the lineage at or above the floor once the floor is covered; below the floor only
-// when a shard of it is gone or unreadable everywhere; waits while something is unknown that could
-// matter. Pure.
+// Chooses what all ranks restore, docs/protocol.md, "Reconfigure and restore" 5: the newest
+// complete snapshot of the lineage at or above the floor once the floor is covered; below the floor
+// only when a shard of it is gone or unreadable everywhere; waits while something is unknown that
+// could matter. Pure.
 Plan PlanRestore(const PlanInput& input);
 
 // Where the bytes of `base` are, by `inventory`, in rank order: for a decision that is already

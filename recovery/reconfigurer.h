@@ -19,9 +19,9 @@
 
 namespace backstay::recovery {
 
-// The leader's side of PROTOCOL "Reconfigure and restore": gathers the ranks of an attempt, closes
-// the generation, takes inventory, records one decision, answers all ranks alike, and lets them
-// return to their trainers only once all have verified their bytes.
+// The leader's side of docs/protocol.md, "Reconfigure and restore": gathers the ranks of an
+// attempt, closes the generation, takes inventory, records one decision, answers all ranks alike,
+// and lets them return to their trainers only once all have verified their bytes.
 //
 // Level-triggered, and the record says where it stands: a new leader that finds the generation
 // closing goes on with the inventory when the ranks call again; one that finds a decision answers

@@ -23,7 +23,8 @@ namespace backstay::replication {
 // leader says of the job, and what it is told.
 //
 // Thread:  the control executor.
-// Memory:  drops a sealed shard only by the kept set (PROTOCOL.md, "Letting go"); never one that is
+// Memory:  drops a sealed shard only by the kept set (docs/protocol.md, "Letting go"); never one
+// that is
 //          pinned, being restored by a peer, or promised in an inventory.
 // Failure: everything it sends is repeated until the leader's word shows that it has arrived.
 class JobAgent : public JobGate {
@@ -112,7 +113,7 @@ class JobAgent : public JobGate {
   JobView view_;
   Generation fenced_;   // The highest generation that a trainer of this node fenced.
   Generation resumed_;  // The highest that is known to have resumed.
-  // PROTOCOL.md, "Reconfigure" 4: what an inventory listed is kept until the first commit of a
+  // docs/protocol.md, "Reconfigure" 4: what an inventory listed is kept until the first commit of a
   // generation after `promise_generation_`.
   Generation promise_generation_;
   std::set<ShardName> promised_;

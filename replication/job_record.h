@@ -28,7 +28,7 @@ inline constexpr int kLineageMax = kCommittedMax + 2;
 // Pure transitions of a job's record. Each checks all of its own conditions and returns the next
 // record, or why it may not be: kStale (the record has moved on), kInvalidArgument, kPermission or
 // kNotFound. Whoever writes the result does so in one transaction conditional on the revision the
-// input was read at and on the leader's term (RecordWriter). PROTOCOL rules:
+// input was read at and on the leader's term (RecordWriter). The rules:
 // docs/decisions/job_record.md.
 
 // kInvalidArgument, naming the number and its range.

@@ -60,7 +60,7 @@ inline constexpr int kSnapshotsInStateMax = 1024;
 // kInvalidArgument: beyond the limits, or malformed names.
 Result<JobView> DecodeJobState(const wire::Header& header, const wire::JobState& state);
 
-// What a node may do with a shard that it holds: PROTOCOL.md, "Letting go". Pure.
+// What a node may do with a shard that it holds: docs/protocol.md, "Letting go". Pure.
 enum class KeepVerdict {
   kKeep,
   kKeepCommitted,  // It is in the kept set.

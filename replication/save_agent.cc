@@ -201,8 +201,7 @@ void SaveAgent::Seal(SaveHandle handle, bool sound, Completion<std::string> done
   const SaveState before = save->state;
   if (before == SaveState::kCopying) save->seal_done = std::move(done);
   save->state = SaveState::kSealing;
-  if (sound) sound_steps_.insert(save->name.snapshot.step);
-  if (sound_steps_.contains(save->name.snapshot.step)) DoSeal(*save);
+  if (sound || sound_steps_.contains(save->name.snapshot.step)) DoSeal(*save);
   if (before == SaveState::kSealing) Seal(handle, true, std::move(done));
 }
 

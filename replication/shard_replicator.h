@@ -30,7 +30,7 @@ namespace backstay::replication {
 class ShardReplicator {
  public:
   // How often the control page is looked at while the client copies. A chunk of 1 MiB takes the
-  // network about 0.15 ms (MEASURED.md): finer would be more offers, not more overlap.
+  // network about 0.15 ms: finer would be more offers, not more overlap.
   static constexpr Duration kPollInterval = std::chrono::milliseconds(1);
   static constexpr Duration kOfferTimeout = std::chrono::seconds(2);
   // To a holder that has the manifest and is pulling: it acknowledges by itself, so this is only

@@ -37,7 +37,7 @@ Budget ComputeBudget(uint64_t configured_bytes, const MemoryLeft& left, uint64_t
 
 class SystemMemoryBudget : public MemoryBudget {
  public:
-  // The overhead that DESIGN.md section 11 allows beyond the bytes held.
+  // What a service may use beyond the bytes held (docs/performance.md).
   static constexpr uint64_t kMarginBytes = 64 * 1024 * 1024;
 
   explicit SystemMemoryBudget(uint64_t configured_bytes, std::string root = "")

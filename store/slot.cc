@@ -6,7 +6,8 @@ namespace backstay::store {
 
 namespace {
 
-// The only moves there are; PROTOCOL: free, filling, sealed, revoking, free; quarantined.
+// The only moves there are (docs/protocol.md, "Slots"): free, filling, sealed, revoking, free;
+// quarantined.
 bool IsLegal(SlotState from, SlotState to) {
   switch (from) {
     case SlotState::kFree:

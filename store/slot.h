@@ -15,7 +15,7 @@ using ReservationId = StrongNumber<struct ReservationIdTag>;  // From 1, never r
 using ClientId = StrongNumber<struct StoreClientIdTag>;  // One client process, as the service tells
                                                          // processes apart; never reused.
 
-// PROTOCOL.md, "Slots".
+// docs/protocol.md, "Slots".
 enum class SlotState : uint8_t {
   kFree,         // No content. For its writer alone while that is set.
   kFilling,      // Being copied or pulled into.

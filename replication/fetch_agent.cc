@@ -38,8 +38,7 @@ void FetchAgent::Open(OpenRequest request, Completion<FetchReply> done) {
     const auto active = active_.find(request.name);
     if (active == active_.end() && request.for_restore) {
       looked_at_.erase(request.name);
-      stats_[request.name] = {
-          0, {peers_.self().node}, executor_.Now(), executor_.Now(), Status::Ok()};
+      StartStats(request.name, {peers_.self().node});
     }
     return OpenLocal(handle, *shard, /*local=*/true, done);
   }
@@ -64,7 +63,14 @@ void FetchAgent::Open(OpenRequest request, Completion<FetchReply> done) {
     executor_.Post([done, why = active.fetcher->trouble()] { done(why); });
     return;
   }
-  OpenLocal(handle, *table_.Find(request.name), /*local=*/false, done);
+  shard = table_.Find(request.name);
+  if (shard == nullptr) {  // Sealed, and let go of, before the fetch's end was looked at.
+    executor_.Post([done, name = request.name] {
+      done(Unavailable(ToString(name) + " was let go of meanwhile; open it again"));
+    });
+    return;
+  }
+  OpenLocal(handle, *shard, /*local=*/false, done);
 }
 
 void FetchAgent::OpenLocal(FetchHandle handle, const store::Shard& shard, bool local,
@@ -80,16 +86,20 @@ void FetchAgent::OpenLocal(FetchHandle handle, const store::Shard& shard, bool l
   executor_.Post([done, reply = std::move(reply)] { done(reply); });
 }
 
+void FetchAgent::StartStats(const ShardName& name, std::vector<NodeId> sources) {
+  stats_[name] = {0, std::move(sources), executor_.Now(), executor_.Now(), Status::Ok()};
+  while (stats_.size() > kStatsMax) {
+    stats_.erase(stats_.begin()->first == name ? std::next(stats_.begin()) : stats_.begin());
+  }
+}
+
 void FetchAgent::StartFetch(const OpenRequest& request) {
   const ShardName name = request.name;
   std::vector<NodeInstance> sources;
   for (const NodeInstance& source : request.sources) {
     if (source.node != peers_.self().node) sources.push_back(source);
   }
-  stats_[name] = {0, {}, executor_.Now(), executor_.Now(), Status::Ok()};
-  while (stats_.size() > kStatsMax) {
-    stats_.erase(stats_.begin()->first == name ? std::next(stats_.begin()) : stats_.begin());
-  }
+  StartStats(name, {});
   Active& active = active_[name];
   active.fetcher = std::make_unique<ShardFetcher>(
       name, request.digest, std::move(sources), executor_, peers_, table_, puller_,
@@ -213,6 +223,12 @@ Status FetchAgent::Close(FetchHandle handle) {
     EndFetch(name);
   }
   return Status::Ok();
+}
+
+void FetchAgent::EndJob(const JobName& job) {
+  for (auto& [name, active] : active_) {
+    if (name.job == job) active.fetcher->Fail(Stale("job " + job.value + " has ended"));
+  }
 }
 
 bool FetchAgent::HasReaders(const ShardName& name) const {

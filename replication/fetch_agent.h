@@ -63,6 +63,8 @@ class FetchAgent {
   // True: the shard here is set aside; close it and open it again.
   void ReportBad(FetchHandle handle, Completion<bool> done);
   Status Close(FetchHandle handle);
+  // The job has ended: nothing more of it is fetched. What is open stays so until it is closed.
+  void EndJob(const JobName& job);
 
   // Of the last fetch of this shard, for a while; nothing: none.
   std::optional<Stats> StatsOf(const ShardName& name) const;
@@ -91,6 +93,7 @@ class FetchAgent {
                    uint32_t chunk_bytes, Completion<store::ReservationId> done);
   void OnOpened(const ShardName& name);
   void OnEnded(ShardName name);  // A copy: ends the fetch that the name came with.
+  void StartStats(const ShardName& name, std::vector<NodeId> sources);
   bool HasReaders(const ShardName& name) const;
   void EndFetch(const ShardName& name);
   void Forget(const ShardName& name);

@@ -191,6 +191,7 @@ void JobAgent::EndJob() {
   for (auto& [shard, claim] : claims_) {
     claim->EmitFenced(view_.generation, why);
     claim->saves().EndUnsealed(why);
+    claim->saves().OnView(view_);  // Also what is sealed brings nothing to its replicas any more.
   }
   repairs_.clear();
   std::erase_if(claims_, [](const auto& entry) { return !entry.second->has_live_trainer(); });

@@ -81,6 +81,8 @@ class ShardFetcher {
   // Wants these chunks, too; out of range is ignored. Whole: the shard is sealed in the end.
   void Want(uint64_t first_chunk, uint64_t chunk_count);
   void WantAll();
+  // The fetch ends kFailed, with this as its trouble.
+  void Fail(Status why);
 
  private:
   enum class SourceState {
@@ -130,7 +132,6 @@ class ShardFetcher {
   void CancelSlow();
   void FailHopeless();
   bool MayStillBring(const Source& source, uint64_t chunk) const;
-  void Fail(Status why);
   void ReleaseSources();
 
   const ShardName name_;

@@ -76,7 +76,6 @@ Shard& ShardTable::Insert(const ShardName& name, ShardRole role, const AcquiredS
   shard->slot = slot.id;
   shard->memory = slot.memory;
   shard->epoch = slot.epoch;
-  shard->mapped_before = slot.mapped_before;
   shard->chunk_bytes = slot.memory->geometry().chunk_bytes;
   const auto [at, inserted] = shards_.emplace(name, std::move(shard));
   BACKSTAY_CHECK(inserted, "two shards of one name: " + ToString(name));
@@ -218,7 +217,11 @@ Status ShardTable::Drop(const ShardName& name) {
 }
 
 void ShardTable::DropJob(const JobName& job) {
-  for (const Shard* shard : ShardsOf(job)) Remove(ShardName(shard->name));
+  for (const Shard* shard : ShardsOf(job)) {
+    const bool unsealed =
+        shard->state == ShardState::kFilling || shard->state == ShardState::kReceiving;
+    if (!unsealed) Remove(ShardName(shard->name));
+  }
   std::erase_if(newest_begun_, [&](const auto& begun) { return begun.first.first == job; });
   committed_.erase(job);
 }

@@ -45,7 +45,6 @@ struct Shard {
   SlotId slot;
   std::shared_ptr<SlotMemory> memory;
   uint64_t epoch = 0;              // Of the control page.
-  bool mapped_before = false;      // AcquiredSlot's.
   std::optional<ClientId> client;  // That fills it (kFilling).
   int64_t began_unix_ms = 0;
 
@@ -163,8 +162,9 @@ class ShardTable {
   // Lets go of a shard. kUnavailable while it is pinned: try again later. Grants do not hinder it,
   // they only keep the slot revoking.
   Status Drop(const ShardName& name);
-  // The job has ended: all its shards go, and what is remembered of its names. Pins and grants keep
-  // their slots alone.
+  // The job has ended: its sealed shards go, and what is remembered of its names. Pins and grants
+  // keep their slots alone. A shard that is being filled or received stays: whoever does that gives
+  // it up.
   void DropJob(const JobName& job);
   // Chunks were found bad: never served again. Kept until dropped.
   void Quarantine(const ShardName& name, std::string reason);

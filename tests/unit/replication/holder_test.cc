@@ -227,6 +227,55 @@ TEST_F(HolderTest, ABadLocalCopyIsReadFromAPeer) {
   EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.HasBytes(0, Name(10), 10); }));
 }
 
+TEST_F(HolderTest, AJobThatEndsDuringAFetchEndsItOnly) {
+  SaveProtected(10);
+  Commit(10);
+  cluster_.network().SetStalled(cluster_.id(0), true);
+  const auto open = Fetch(3, 10, {0});
+  ASSERT_TRUE(open.ok()) << open.status();
+  cluster_.state().body.set_ended(true);
+  cluster_.Announce();
+  EXPECT_FALSE(cluster_.Holds(1, Name(10)));
+  cluster_.node(3).fetches->EndJob(cluster_.job);
+  const SlotControlView control(open->memory->control(), open->memory->geometry());
+  EXPECT_EQ(control.State(0), ChunkState::kChunkFailed) << "the reader waits for nothing";
+  EXPECT_EQ(cluster_.node(3).fetches->FetchChunks(open->fetch, 0, 1).code(), StatusCode::kStale);
+  cluster_.network().SetStalled(cluster_.id(0), false);
+  ASSERT_EQ(cluster_.node(3).fetches->Close(open->fetch), Status::Ok());
+  ASSERT_TRUE(cluster_.RunUntil([&] {
+    return cluster_.node(3).table->All().empty() && cluster_.node(0).table->All().empty();
+  }));
+}
+
+// The node hears of the end of the job, its fetches do not.
+TEST_F(HolderTest, AFetchOutlivesTheJobsShardsAroundIt) {
+  SaveProtected(10);
+  Commit(10);
+  cluster_.network().SetStalled(cluster_.id(0), true);
+  const auto open = Fetch(3, 10, {0});
+  ASSERT_TRUE(open.ok()) << open.status();
+  cluster_.state().body.set_ended(true);
+  cluster_.Announce();
+  cluster_.network().SetStalled(cluster_.id(0), false);
+  const SlotControlView control(open->memory->control(), open->memory->geometry());
+  EXPECT_TRUE(cluster_.RunUntil([&] { return control.State(0) != ChunkState::kChunkEmpty; }));
+  ASSERT_EQ(cluster_.node(3).fetches->Close(open->fetch), Status::Ok());
+  EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.node(3).table->All().empty(); }));
+}
+
+TEST_F(HolderTest, AJobThatEndsDuringASaveEndsIt) {
+  cluster_.network().SetStalled(cluster_.id(0), true);
+  const auto digest = cluster_.Save(trainer_, Step(10), kChunks, 10);
+  ASSERT_TRUE(digest.ok()) << digest.status();
+  cluster_.state().body.set_ended(true);
+  cluster_.Announce();
+  EXPECT_TRUE(cluster_.RunUntil([&] { return trainer_.Saw(Kind::kSaveFailed); }));
+  cluster_.network().SetStalled(cluster_.id(0), false);
+  EXPECT_TRUE(cluster_.RunUntil([&] {
+    return cluster_.node(0).table->All().empty() && cluster_.node(1).table->All().empty();
+  }));
+}
+
 TEST_F(HolderTest, ForeignOffersAreRefused) {
   SaveProtected(10);
   wire::Request request;

@@ -283,6 +283,15 @@ TEST_F(TableTest, EndedJobGoesButForWhatIsPinned) {
   EXPECT_EQ(pool_.slot(pinned).state(), SlotState::kFree);
 }
 
+TEST_F(TableTest, EndedJobLeavesWhatIsBeingFilledToWhoFillsIt) {
+  const ReservationId own = Reserved(Purpose::kOwn, kSize, 2);
+  ASSERT_TRUE(Begin(Name(10), own).ok());
+  table_.DropJob(JobName("job"));
+  ASSERT_NE(table_.Find(Name(10)), nullptr);
+  EXPECT_TRUE(table_.Abandon(Name(10)).ok());
+  EXPECT_TRUE(table_.All().empty());
+}
+
 TEST_F(TableTest, PinMayOutliveTheTable) {
   auto table = std::make_unique<ShardTable>(pool_);
   const ReservationId own = Reserved(Purpose::kOwn, kSize, 1);

@@ -102,7 +102,6 @@ Result<BeginReply> SaveAgent::TryBegin(const WaitingBegin& begin) {
   BeginReply reply;
   reply.save = save.handle;
   reply.memory = (*shard)->memory;
-  reply.mapped_before = (*shard)->mapped_before;
   reply.slot_id = (*shard)->slot.value;
   reply.generation = begin.generation;
   reply.epoch = (*shard)->epoch;

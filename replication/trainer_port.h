@@ -53,8 +53,7 @@ struct BeginReply {
   // The slot: its data to fill, its control page to publish readiness on. Shared: stays valid for
   // as long as this reference is kept, whatever becomes of the save.
   std::shared_ptr<store::SlotMemory> memory;
-  bool mapped_before = false;  // This process got this slot's descriptors before.
-  uint64_t slot_id = 0;        // Names the slot towards the process: the same memory, the same id.
+  uint64_t slot_id = 0;  // Names the slot towards the process: the same memory, the same id.
   Generation generation;
   uint64_t epoch = 0;  // Of the control page in this use.
 };

@@ -107,8 +107,7 @@ void SlotPool::Fill(ReservationId id) {
   }
   while (reservation.slots.size() + reservation.creating_count < request.slot_count) {
     if (TakeSpare(id, reservation)) continue;
-    if (reservation.creating_count == 0) StartCreating(id, reservation);
-    return;
+    if (reservation.creating_count == kCreatingMax || !StartCreating(id, reservation)) return;
   }
   if (reservation.creating_count == 0) {
     reservation.granted = true;
@@ -135,7 +134,8 @@ bool SlotPool::TakeSpare(ReservationId id, Reservation& reservation) {
   return false;
 }
 
-void SlotPool::StartCreating(ReservationId id, Reservation& reservation) {
+// False: that failed, and the reservation may be gone.
+bool SlotPool::StartCreating(ReservationId id, Reservation& reservation) {
   const SlotGeometry geometry = GeometryOf(reservation.request);
   const uint64_t footprint = SlotFootprintBytes(geometry);
   // Admission has promised it, but the budget may have shrunk or slots been quarantined since.
@@ -149,12 +149,12 @@ void SlotPool::StartCreating(ReservationId id, Reservation& reservation) {
   }
   const uint64_t excess = wanted > budget ? wanted - budget : 0;
   if (excess > spare_bytes) {
-    return OnFillFailed(
-        id, NoSpace(FormatBytes(footprint) + " for a slot of job " +
-                    QuoteName(reservation.request.job.value) + ", shard " +
-                    QuoteName(reservation.request.shard.value) + " exceed the budget of " +
-                    FormatBytes(budget) + ", of which " + FormatBytes(memory_bytes_) +
-                    " are in slots: free snapshots or raise memory_budget"));
+    OnFillFailed(id, NoSpace(FormatBytes(footprint) + " for a slot of job " +
+                             QuoteName(reservation.request.job.value) + ", shard " +
+                             QuoteName(reservation.request.shard.value) + " exceed the budget of " +
+                             FormatBytes(budget) + ", of which " + FormatBytes(memory_bytes_) +
+                             " are in slots: free snapshots or raise memory_budget"));
+    return false;
   }
   // Evicted by the work itself, so that the old memory is gone before the new one is touched.
   auto evicted = std::make_shared<std::vector<std::shared_ptr<SlotMemory>>>(RemoveSpares(excess));
@@ -165,9 +165,13 @@ void SlotPool::StartCreating(ReservationId id, Reservation& reservation) {
         *made = factory.Create(geometry);
       },
       lifetime_.Wrap([this, id, footprint, made] { OnCreated(id, footprint, std::move(*made)); }));
-  if (!started.ok()) return OnFillFailed(id, started);
-  reservation.creating_count = 1;
+  if (!started.ok()) {
+    OnFillFailed(id, started);
+    return false;
+  }
+  ++reservation.creating_count;
   creating_bytes_ += footprint;
+  return true;
 }
 
 void SlotPool::OnCreated(ReservationId id, uint64_t footprint_bytes,
@@ -175,7 +179,7 @@ void SlotPool::OnCreated(ReservationId id, uint64_t footprint_bytes,
   creating_bytes_ -= footprint_bytes;
   const auto found = reservations_.find(id);
   Reservation* reservation = found == reservations_.end() ? nullptr : found->second.get();
-  if (reservation != nullptr) reservation->creating_count = 0;
+  if (reservation != nullptr) --reservation->creating_count;
   if (!memory.ok()) return OnFillFailed(id, memory.status());
 
   const SlotId slot_id(++last_slot_);
@@ -232,9 +236,8 @@ Result<AcquiredSlot> SlotPool::Acquire(ReservationId id, std::optional<ClientId>
                        (states.empty() ? "none is there yet" : states) +
                        "): save less often, or wait");
   }
-  const bool mapped_before = client && best->writer() == client;
   best->StartFilling(client);
-  return AcquiredSlot{best->id(), best->memory(), best->epoch(), mapped_before};
+  return AcquiredSlot{best->id(), best->memory(), best->epoch()};
 }
 
 bool SlotPool::HasFreeSlot(ReservationId id, std::optional<ClientId> client) const {
@@ -279,13 +282,14 @@ void SlotPool::ClientExited(ClientId client) {
   FillAll();
 }
 
-void SlotPool::DisownClient(ClientId client) {
-  for (auto& [slot_id, entry] : slots_) {
-    if (entry->slot.writer() != client) continue;
-    entry->slot.DisownWriter();
-    if (entry->slot.state() == SlotState::kQuarantined && entry->reservation.value != 0) {
-      Detach(*entry);
-    }
+void SlotPool::DisownClient(ReservationId id, ClientId client) {
+  const auto found = reservations_.find(id);
+  if (found == reservations_.end()) return;  // Its slots were disowned as they left it.
+  for (const SlotId slot_id : std::vector<SlotId>(found->second->slots)) {
+    Entry& entry = Get(slot_id);
+    if (entry.slot.writer() != client) continue;
+    entry.slot.DisownWriter();
+    if (entry.slot.state() == SlotState::kQuarantined) Detach(entry);
   }
   FillAll();
 }

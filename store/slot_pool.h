@@ -42,8 +42,7 @@ struct ReservationRequest {
 struct AcquiredSlot {
   SlotId id;
   std::shared_ptr<SlotMemory> memory;
-  uint64_t epoch = 0;          // Of the control page in this use.
-  bool mapped_before = false;  // The client was given this slot before: it has it mapped.
+  uint64_t epoch = 0;  // Of the control page in this use.
 };
 
 // Bytes are footprints, control pages included. The first group adds up to memory_bytes.
@@ -83,6 +82,9 @@ struct SlotPoolStats {
 // Failure: kNoSpace carries the whole sum. An unknown id or an illegal move stops the process.
 class SlotPool {
  public:
+  // Slots of one reservation that are made (touched) at once.
+  static constexpr uint32_t kCreatingMax = 2;
+
   struct Options {
     NodeId node;                        // For messages.
     uint64_t repair_reserve_bytes = 0;  // Of the budget, not for kOwn and kHeld.
@@ -127,9 +129,9 @@ class SlotPool {
   // The process was seen to have ended: its slots can serve others, its quarantined ones too. What
   // it was filling is still to be given up by whoever began it.
   void ClientExited(ClientId client);
-  // The process lost its shard but may still write: its slots are quarantined once without content,
-  // and their reservations get others while the budget allows.
-  void DisownClient(ClientId client);
+  // The process lost its shard but may still write: its slots of the reservation are quarantined
+  // once without content, and replaced while the budget allows. Its other shards are not touched.
+  void DisownClient(ReservationId id, ClientId client);
 
   // Gives spare memory back to the system; returns the bytes.
   uint64_t FreeSpares();
@@ -158,7 +160,7 @@ class SlotPool {
   void Fill(ReservationId id);
   void FillAll();
   bool TakeSpare(ReservationId id, Reservation& reservation);
-  void StartCreating(ReservationId id, Reservation& reservation);
+  bool StartCreating(ReservationId id, Reservation& reservation);
   void OnCreated(ReservationId id, uint64_t footprint_bytes,
                  Result<std::unique_ptr<SlotMemory>> memory);
   void OnFillFailed(ReservationId id, const Status& status);

@@ -13,7 +13,7 @@ struct SlotPool::Reservation {
   std::optional<ReservationRequest> before_resize;  // While a resize is not finished.
   bool granted = false;                             // Reserve() has succeeded.
   std::vector<SlotId> slots;
-  uint32_t creating_count = 0;            // 0 or 1: slots are made one after another.
+  uint32_t creating_count = 0;            // Slots being made, at most kCreatingMax.
   std::vector<StatusCompletion> waiting;  // For all slots to be there.
 };
 

@@ -22,7 +22,7 @@ constexpr Duration kBindTimeout = std::chrono::seconds(2);
 constexpr Duration kMetricsInterval = std::chrono::seconds(1);
 // Prefaulting and verification: enough to keep the memory busy, few enough to leave the trainers
 // their cores.
-constexpr size_t kWorkerThreads = 2;
+constexpr size_t kWorkerThreads = 2 * store::SlotPool::kCreatingMax;
 constexpr size_t kWorkerQueueMax = 4096;
 
 // The kernel's name for this boot of this machine: services that share it share their fate.

@@ -118,7 +118,6 @@ TEST_F(PoolTest, SlotGoesThroughItsStates) {
   const ReservationId id = *Reserve(Request(Purpose::kOwn, kMiB, 1));
   const Result<AcquiredSlot> slot = pool_.Acquire(id, kAlice);
   ASSERT_TRUE(slot.ok());
-  EXPECT_FALSE(slot->mapped_before);
   EXPECT_EQ(pool_.slot(slot->id).state(), SlotState::kFilling);
   EXPECT_EQ(pool_.Stats().filling_bytes, Footprint(kMiB));
   EXPECT_EQ(pool_.Stats().own_bytes, Footprint(kMiB));
@@ -136,7 +135,6 @@ TEST_F(PoolTest, SlotGoesThroughItsStates) {
   const Result<AcquiredSlot> again = pool_.Acquire(id, kAlice);
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again->id, slot->id);
-  EXPECT_TRUE(again->mapped_before);
   EXPECT_GT(again->epoch, slot->epoch);
 }
 
@@ -176,14 +174,13 @@ TEST_F(PoolTest, SlotOfADisownedClientIsQuarantinedUntilItsExitIsSeen) {
 
   // Bob claims the shard: the free slot is out of reach, and replaced.
   EXPECT_FALSE(pool_.HasFreeSlot(id, kBob)) << "Alice's mapping is not Bob's";
-  pool_.DisownClient(kAlice);
+  pool_.DisownClient(id, kAlice);
   executor_.RunUntilIdle();
   EXPECT_EQ(pool_.slot(freed).state(), SlotState::kQuarantined);
   EXPECT_EQ(pool_.Stats().quarantined_bytes, Footprint(kMiB));
   const Result<AcquiredSlot> bobs = pool_.Acquire(id, kBob);
   ASSERT_TRUE(bobs.ok()) << bobs.status();
   EXPECT_NE(bobs->id, freed);
-  EXPECT_FALSE(bobs->mapped_before);
 
   // What Alice had sealed stays, and is quarantined once it is let go of.
   EXPECT_EQ(pool_.slot(sealed).state(), SlotState::kSealed);
@@ -202,6 +199,18 @@ TEST_F(PoolTest, SlotOfADisownedClientIsQuarantinedUntilItsExitIsSeen) {
   EXPECT_EQ(factory_.created_count(), created) << "spares are taken before new memory";
 }
 
+TEST_F(PoolTest, AClientThatLosesOneShardKeepsItsOthers) {
+  const ReservationId lost = *Reserve(Request(Purpose::kOwn, kMiB, 1));
+  const ReservationId kept = *Reserve(Request(Purpose::kOwn, kMiB, 1, "other"));
+  pool_.GiveUp(pool_.Acquire(lost, kAlice)->id);
+  const SlotId other = pool_.Acquire(kept, kAlice)->id;
+  pool_.DisownClient(lost, kAlice);
+  pool_.GiveUp(other);
+  const Result<AcquiredSlot> again = pool_.Acquire(kept, kAlice);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->id, other);
+}
+
 TEST_F(PoolTest, RestartedTrainerGetsTheSlotsOfItsPredecessor) {
   const ReservationId id = *Reserve(Request(Purpose::kOwn, kMiB, 1));
   const SlotId slot = pool_.Acquire(id, kAlice)->id;
@@ -211,7 +220,6 @@ TEST_F(PoolTest, RestartedTrainerGetsTheSlotsOfItsPredecessor) {
   const Result<AcquiredSlot> bobs = pool_.Acquire(id, kBob);
   ASSERT_TRUE(bobs.ok());
   EXPECT_EQ(bobs->id, slot);
-  EXPECT_FALSE(bobs->mapped_before);
 }
 
 // Without budget for a replacement the promise stays short, and is kept once memory comes back.
@@ -219,7 +227,7 @@ TEST_F(PoolTest, ShortReservationIsFilledWhenMemoryComesBack) {
   budget_.Set(1 * Footprint(kMiB));
   const ReservationId id = *Reserve(Request(Purpose::kOwn, kMiB, 1));
   pool_.GiveUp(pool_.Acquire(id, kAlice)->id);
-  pool_.DisownClient(kAlice);
+  pool_.DisownClient(id, kAlice);
   executor_.RunUntilIdle();
   EXPECT_FALSE(pool_.HasFreeSlot(id, kBob));
   pool_.ClientExited(kAlice);
@@ -303,13 +311,14 @@ TEST_F(PoolTest, ResizeThatFindsNoMemoryGoesBack) {
 
 TEST_F(PoolTest, ShrinkingKeepsTheLargerSlots) {
   const ReservationId id = *Reserve(Request(Purpose::kOwn, 2 * kMiB, 2));
-  pool_.GiveUp(pool_.Acquire(id, kAlice)->id);
+  const SlotId mapped = pool_.Acquire(id, kAlice)->id;
+  pool_.GiveUp(mapped);
   ASSERT_TRUE(Resize(id, kMiB, 2).ok());
   EXPECT_EQ(factory_.created_count(), 2u);
   EXPECT_EQ(pool_.Stats().quarantined_bytes, 0u);
   const Result<AcquiredSlot> slot = pool_.Acquire(id, kAlice);
   ASSERT_TRUE(slot.ok());
-  EXPECT_TRUE(slot->mapped_before);
+  EXPECT_EQ(slot->id, mapped) << "the one that the client has mapped";
 }
 
 TEST_F(PoolTest, MemoryIsFlatOverManyUses) {
@@ -341,7 +350,7 @@ TEST_F(PoolTest, MemoryMadeForAReservationThatIsGoneBecomesASpare) {
   executor_.RunUntilIdle();
   EXPECT_EQ(code, StatusCode::kUnavailable);
   EXPECT_EQ(pool_.Stats().reserved_bytes, 0u);
-  EXPECT_EQ(pool_.Stats().spare_bytes, Footprint(kMiB));
+  EXPECT_EQ(pool_.Stats().spare_bytes, 2 * Footprint(kMiB)) << "both were under way";
 }
 
 using SlotPoolDeathTest = PoolTest;

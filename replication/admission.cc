@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/units.h"
 #include "replication/job_limits.h"
 #include "replication/membership.h"
 
@@ -114,8 +115,13 @@ void Admission::OnAdmitShard(const NodeInstance& from, const wire::AdmitShard& r
     reply(std::move(status));
     return;
   }
+  if (request.resize()) {
+    Resize(from, request, std::move(reply));
+    return;
+  }
   ShardMember& member = members_[id];
   const bool is_new = member.trainer == 0;
+  member.agreed_bytes.reset();
   if (member.reply) member.reply(Unavailable("the admission was asked for again"));
   member.reply = std::move(reply);
   if (!is_new && member.trainer != request.trainer().trainer()) {
@@ -163,6 +169,48 @@ void Admission::OnAdmitShard(const NodeInstance& from, const wire::AdmitShard& r
   ++version_;
   FitRecord(request);
   on_change_();
+}
+
+// Its replica nodes are asked for the new size; what they hold for it stays theirs meanwhile.
+void Admission::Resize(const NodeInstance& from, const wire::AdmitShard& request,
+                       ReplyFunction reply) {
+  const ShardId id(request.shard_id());
+  const auto found = members_.find(id);
+  const bool admitted =
+      found != members_.end() && found->second.primary == from &&
+      found->second.trainer == request.trainer().trainer() &&
+      (found->second.state == ShardMember::State::kAdmitted || found->second.agreed_bytes);
+  if (!admitted) {
+    reply(Unavailable("shard " + id.value + " of job " + job_.value +
+                      " is not admitted by this leader yet"));
+    return;
+  }
+  ShardMember& member = found->second;
+  if (member.reply) member.reply(Unavailable("a later resize took the place of this one"));
+  member.reply = std::move(reply);
+  if (!member.agreed_bytes) member.agreed_bytes = member.size_bytes;
+  member.size_bytes = request.size_bytes();
+  member.state = ShardMember::State::kReserving;
+  for (auto& [node, target] : member.targets) target.state = ReplicaTarget::State::kWanted;
+  unsettled_.insert(id);
+  ++version_;
+  on_change_();
+}
+
+void Admission::RefuseResize(const ShardId& id, ShardMember& member, const NodeId& node,
+                             const Status& why) {
+  const uint64_t asked_bytes = std::exchange(member.size_bytes, *member.agreed_bytes);
+  member.agreed_bytes.reset();
+  member.state = ShardMember::State::kAdmitted;
+  // Those who have agreed to the new size go back, too.
+  for (auto& [target_node, target] : member.targets) target.state = ReplicaTarget::State::kWanted;
+  unsettled_.insert(id);
+  ++version_;
+  if (!member.reply) return;
+  std::exchange(member.reply, nullptr)(
+      NoSpace("job " + job_.value + ", shard " + id.value + " keeps its size of " +
+              FormatBytes(member.size_bytes) + ": its replica node " + node.value +
+              " cannot hold " + FormatBytes(asked_bytes) + ": " + why.message()));
 }
 
 bool Admission::RecordFits(const ShardMember& member) const {
@@ -364,6 +412,8 @@ void Admission::AskTargets(const ShardId& id, ShardMember& member) {
     reserve->set_shard_id(id.value);
     reserve->set_size_bytes(member.size_bytes);
     reserve->set_versions(member.versions);
+    // A job that has run has its holders: another one takes the place of a lost one.
+    reserve->set_repair(record_.record().generation() > 0);
     const NodeInstance instance = target.node;
     const uint64_t size_bytes = member.size_bytes;
     const auto on_reply = [this, id, instance, size_bytes](const Result<wire::Reply>& reply) {
@@ -389,6 +439,8 @@ void Admission::OnReserved(const ShardId& id, const NodeInstance& node,
   if (reply.ok()) {
     target.state = ReplicaTarget::State::kReserved;
     ++version_;
+  } else if (reply.status().code() == StatusCode::kNoSpace && member.agreed_bytes) {
+    RefuseResize(id, member, node.node, reply.status());
   } else if (reply.status().code() == StatusCode::kNoSpace) {
     member.refused[node.node] = reply.status().message();
     member.targets.erase(it);
@@ -408,6 +460,7 @@ void Admission::OnReserved(const ShardId& id, const NodeInstance& node,
 }
 
 void Admission::Finish(const ShardId& id, ShardMember& member) {
+  const bool resized = std::exchange(member.agreed_bytes, std::nullopt).has_value();
   member.state = ShardMember::State::kAdmitted;
   ++version_;
   std::string nodes;
@@ -416,8 +469,9 @@ void Admission::Finish(const ShardId& id, ShardMember& member) {
   }
   timeline_.Add(timeline::kShardAdmitted,
                 "shard " + id.value + " of rank " + std::to_string(member.rank) + " on " +
-                    member.primary.node.value + ", replicas on " +
-                    (nodes.empty() ? std::string("no other node") : nodes),
+                    member.primary.node.value +
+                    (resized ? ", resized to " + FormatBytes(member.size_bytes) : std::string()) +
+                    ", replicas on " + (nodes.empty() ? std::string("no other node") : nodes),
                 Generation(record_.record().generation()));
   if (!member.reply) return;
   wire::Reply reply;

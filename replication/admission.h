@@ -53,6 +53,8 @@ class Admission {
   Status Check(const wire::AdmitShard& request) const;
   Status CheckAgainstOthers(const ShardId& shard, const wire::AdmitShard& request) const;
   Status CheckClaim(const ShardId& shard, const wire::AdmitShard& request) const;
+  void Resize(const NodeInstance& from, const wire::AdmitShard& request, ReplyFunction reply);
+  void RefuseResize(const ShardId& id, ShardMember& member, const NodeId& node, const Status& why);
   void FitRecord(const wire::AdmitShard& request);
   bool RecordFits(const ShardMember& member) const;
   bool WindowIsOver() const;

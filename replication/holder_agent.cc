@@ -79,7 +79,7 @@ void HolderAgent::OnReserve(const wire::Reserve& reserve, ReplyFunction reply) {
   HeldReservation& held = reservations_[shard];
   held.size_bytes = reserve.size_bytes();
   held.slot_count = slot_count;
-  pool_.Reserve({.purpose = store::Purpose::kHeld,
+  pool_.Reserve({.purpose = reserve.repair() ? store::Purpose::kRepair : store::Purpose::kHeld,
                  .job = job_,
                  .shard = shard,
                  .slot_bytes = reserve.size_bytes(),

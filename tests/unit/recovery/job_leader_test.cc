@@ -106,6 +106,39 @@ TEST_F(JobLeaderTest, WithoutMemoryAnywhereTheSumIsTold) {
   EXPECT_THAT(status.message(), HasSubstr("no memory on b"));
 }
 
+TEST_F(JobLeaderTest, AResizeIsAgreedWithTheReplicaNodes) {
+  StartJob();
+  const Result<wire::Reply> reply = cluster_.Wait(cluster_.Resize(0, "a", 2000));
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  ASSERT_EQ(reply->admit_shard().replica_nodes_size(), 1);
+  EXPECT_EQ(reply->admit_shard().replica_nodes(0), "b");
+  EXPECT_EQ(reply->admit_shard().reserved_bytes_peers(), 6000u);
+  EXPECT_EQ(cluster_.node("b").reserved.at("0"), 2000u);
+  EXPECT_FALSE(cluster_.node("b").for_repair.empty());
+}
+
+TEST_F(JobLeaderTest, AResizeThatAPeerCannotHoldChangesNothing) {
+  cluster_.replicas = 2;
+  StartJob();
+  cluster_.node("b").room_bytes = 1500;
+  const Status status = cluster_.Wait(cluster_.Resize(0, "a", 2000)).status();
+  EXPECT_EQ(status.code(), StatusCode::kNoSpace);
+  EXPECT_THAT(status.message(), HasSubstr("no memory on b"));
+  // The node that had room goes back to the agreed size, and the replicas stay where they are.
+  EXPECT_TRUE(cluster_.RunUntil([&] {
+    return cluster_.node("b").reserved.at("0") == 1000 &&
+           cluster_.node("c").reserved.at("0") == 1000;
+  }));
+  const auto& state = cluster_.node("a").state;
+  ASSERT_TRUE(state.has_value());
+  for (const wire::Assignment& assignment : state->assignments()) {
+    EXPECT_EQ(assignment.replicas_size(), 2) << assignment.shard_id();
+  }
+  // Room has been made: it may be asked for again.
+  cluster_.node("b").room_bytes = UINT64_MAX;
+  EXPECT_TRUE(cluster_.Wait(cluster_.Resize(0, "a", 2000)).ok());
+}
+
 TEST_F(JobLeaderTest, RanksOfOneJobAgreeOnItsPolicy) {
   cluster_.Elect();
   cluster_.AdmitAll();

@@ -140,8 +140,8 @@ void LeaderFixture::FakeMessenger::Send(const NodeId& to, wire::Request request,
 Result<wire::Reply> LeaderFixture::Serve(FakeNode& node, const wire::Request& request) {
   const wire::Header& header = request.header();
   if (header.to().incarnation() != node.self.incarnation.value) return Stale("another start");
-  if (header.term() < node.seen_term) return Stale("a deposed leader");
   if (header.job() == "job") {
+    if (header.term() < node.seen_term) return Stale("a deposed leader");
     node.seen_term = std::max(node.seen_term, header.term());
     node.seen_generation = std::max(node.seen_generation, header.generation());
   }
@@ -151,7 +151,10 @@ Result<wire::Reply> LeaderFixture::Serve(FakeNode& node, const wire::Request& re
   reply.mutable_header()->set_term(node.seen_term);
   switch (request.body_case()) {
     case wire::Request::kReserve:
-      if (!node.has_memory) return NoSpace("no memory on " + node.self.node.value);
+      if (!node.has_memory || request.reserve().size_bytes() > node.room_bytes) {
+        return NoSpace("no memory on " + node.self.node.value);
+      }
+      if (request.reserve().repair()) node.for_repair.insert(request.reserve().shard_id());
       if (request.reserve().versions() == 0) {
         node.reserved.erase(request.reserve().shard_id());
       } else {
@@ -203,8 +206,7 @@ Result<wire::Reply> LeaderFixture::Serve(FakeNode& node, const wire::Request& re
   return reply;
 }
 
-LeaderFixture::Answer LeaderFixture::Admit(uint32_t rank, const std::string& name, uint64_t trainer,
-                                           bool repeated) {
+wire::Request LeaderFixture::MakeAdmission(uint32_t rank, uint64_t trainer) const {
   wire::Request request;
   wire::AdmitShard* admit = request.mutable_admit_shard();
   admit->set_shard_id(std::to_string(rank));
@@ -213,14 +215,28 @@ LeaderFixture::Answer LeaderFixture::Admit(uint32_t rank, const std::string& nam
   admit->set_size_bytes(1000);
   admit->set_replicas(replicas);
   admit->set_versions(versions);
-  admit->set_repeated(repeated);
   admit->set_token_digest(std::string(32, 't'));
   admit->mutable_trainer()->set_trainer(trainer == 0 ? 100 + rank : trainer);
   admit->mutable_trainer()->set_rank(rank);
   admit->mutable_trainer()->set_shard_id(std::to_string(rank));
+  return request;
+}
+
+LeaderFixture::Answer LeaderFixture::Admit(uint32_t rank, const std::string& name, uint64_t trainer,
+                                           bool repeated) {
+  wire::Request request = MakeAdmission(rank, trainer);
+  request.mutable_admit_shard()->set_repeated(repeated);
   FakeNode& host = node(name);
   std::erase_if(host.trainers, [&](const wire::LiveTrainer& t) { return t.rank() == rank; });
-  host.trainers.push_back(admit->trainer());
+  host.trainers.push_back(request.admit_shard().trainer());
+  return Ask(name, std::move(request));
+}
+
+LeaderFixture::Answer LeaderFixture::Resize(uint32_t rank, const std::string& name,
+                                            uint64_t size_bytes) {
+  wire::Request request = MakeAdmission(rank, 0);
+  request.mutable_admit_shard()->set_resize(true);
+  request.mutable_admit_shard()->set_size_bytes(size_bytes);
   return Ask(name, std::move(request));
 }
 
@@ -347,6 +363,14 @@ wire::JobRecord LeaderFixture::ReadRecord() {
     }
   }
   return record;
+}
+
+void LeaderFixture::WriteRecord(const wire::JobRecord& record) {
+  std::optional<Status> written;
+  jobs_->Write(JobName(record.job()), record.SerializeAsString(), 0, {},
+               executor_.Now() + std::chrono::seconds(1),
+               [&](const Result<replication::Revision>& revision) { written = revision.status(); });
+  EXPECT_TRUE(RunUntil([&] { return written.has_value(); }) && written->ok());
 }
 
 bool LeaderFixture::CommitIsRecorded(uint64_t step) {

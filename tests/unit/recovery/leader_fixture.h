@@ -30,8 +30,10 @@ struct FakeNode {
   std::unique_ptr<MemoryMetadataClient> metadata;
   std::unique_ptr<replication::Membership> membership;
   NodeInstance self;
-  bool answers = true;     // False: messages to it are lost.
-  bool has_memory = true;  // False: refuses to reserve.
+  bool answers = true;               // False: messages to it are lost.
+  bool has_memory = true;            // False: refuses to reserve.
+  uint64_t room_bytes = UINT64_MAX;  // The largest reservation that it grants.
+  std::set<std::string> for_repair;  // Shard ids of reservations that take a lost holder's place.
   std::vector<wire::HeldShard> held;
   std::vector<wire::LiveTrainer> trainers;
   std::optional<wire::JobState> state;  // The newest it was told.
@@ -72,6 +74,7 @@ class LeaderFixture {
   bool RunUntil(const std::function<bool()>& predicate, Duration limit = std::chrono::seconds(30));
 
   wire::JobRecord ReadRecord();
+  void WriteRecord(const wire::JobRecord& record);  // Of a job that has none.
   wire::LeaderStatusReply ReadStatus();
   // Whether the timeline has this word.
   bool Happened(std::string_view what);
@@ -82,8 +85,8 @@ class LeaderFixture {
   uint32_t versions = 2;
 
   // The trainer of `rank` on `node` registers; its process number is 100 + rank unless given.
-  Answer Admit(uint32_t rank, const std::string& node, uint64_t trainer = 0,
-               bool repeated = false);
+  Answer Admit(uint32_t rank, const std::string& node, uint64_t trainer = 0, bool repeated = false);
+  Answer Resize(uint32_t rank, const std::string& node, uint64_t size_bytes);
   void AdmitAll();
   Answer Call(const std::string& uuid, uint32_t rank, const std::string& node,
               uint64_t old_generation, uint32_t timeout_ms = 20'000, uint64_t trainer = 0);
@@ -111,6 +114,7 @@ class LeaderFixture {
     LeaderFixture* const fixture_;
   };
 
+  wire::Request MakeAdmission(uint32_t rank, uint64_t trainer) const;
   void Join(const std::string& name);
   Result<wire::Reply> Serve(FakeNode& node, const wire::Request& request);
   wire::Header HeaderFrom(const std::string& node) const;

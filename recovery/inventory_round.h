@@ -34,7 +34,10 @@ class InventoryRound {
   void Step(const std::map<NodeId, replication::Member>& members);
 
   bool running() const { return running_; }
-  const AttemptUuid& closing() const { return closing_; }
+  // As Start() was told.
+  bool IsFor(const AttemptUuid& closing, const JobName& other_job) const {
+    return running_ && closing_ == closing && other_job_ == other_job;
+  }
   const JobName& other_job() const { return other_job_; }
   Instant started_at() const { return started_at_; }
   size_t UnansweredCount(const std::map<NodeId, replication::Member>& members) const;

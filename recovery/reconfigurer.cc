@@ -253,13 +253,20 @@ void Reconfigurer::StepInventory(const AttemptUuid& uuid, const RestoreRequest& 
       callers_.Fail(uuid, NotFound("there is no job " + request.fork_job.value + " to fork"));
       return;
     }
+    if (fork_record_->token_digest() != record().token_digest()) {
+      fork_record_of_ = JobName();
+      callers_.Fail(uuid, PermissionDenied("job " + request.fork_job.value +
+                                           " belongs to another token than job " + record().job() +
+                                           ": a fork needs the token of both"));
+      return;
+    }
   }
-  const bool is_fork = request.mode == ResumeMode::kFork;
-  if (!round_.running() || round_.closing() != (is_fork ? AttemptUuid() : uuid)) {
+  const AttemptUuid closing = request.mode == ResumeMode::kFork ? AttemptUuid() : uuid;
+  if (!round_.IsFor(closing, request.fork_job)) {
     unreadable_.clear();
     waiting_plan_ = Plan();
     next_plan_ = Instant();
-    round_.Start(is_fork ? AttemptUuid() : uuid, request.fork_job);
+    round_.Start(closing, request.fork_job);
     round_.Step(members());
   }
   const Instant now = seams_.executor->Now();
@@ -348,9 +355,8 @@ void Reconfigurer::LearnSources() {
 bool Reconfigurer::SourcesKnown() {
   if (sources_known_) return true;
   if (!leader_.members().current || busy_ != Busy::kNo || move_needed_) return false;
-  if (!round_.running() || !round_.closing().empty()) {
-    round_.Start(AttemptUuid(), JobName(record().decision().base_job()));
-  }
+  const JobName base_job(record().decision().base_job());
+  if (!round_.IsFor(AttemptUuid(), base_job)) round_.Start(AttemptUuid(), base_job);
   const bool all_answered = round_.UnansweredCount(members()) == 0;
   if (!all_answered && seams_.executor->Now() < next_plan_) return false;
   next_plan_ = seams_.executor->Now() + kPlanInterval;

@@ -151,7 +151,7 @@ void Reconfigurer::StepMove() {
     restore_error_ = NotFound("job " + base_job.value + ", which was forked, is gone");
     return;
   }
-  if (!round_.running() || !round_.closing().empty()) {
+  if (!round_.IsFor(AttemptUuid(), base_job)) {
     waiting_plan_ = Plan();
     next_plan_ = Instant();
     round_.Start(AttemptUuid(), base_job);

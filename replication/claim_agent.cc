@@ -81,7 +81,7 @@ void ClaimAgent::Register(ProcessId process, const ShardClaim& claim, Emit emit,
   // save.
   if (claim.generation > generation_) generation_ = claim.generation;
   process_ = process;
-  number_ = number_.Next();
+  number_ = NewNumber();
   claim_ = claim;
   token_digest_ = token_digest;
   emit_ = std::move(emit);
@@ -97,7 +97,7 @@ void ClaimAgent::TakeOver(const Status& why) {
   EmitFenced(gate_.view().generation, why);
   emit_ = nullptr;
   saves_.EndUnsealed(why);
-  parts_.pool.DisownClient(client());
+  parts_.pool.DisownClient(reservation_, client());
   Log(LogLevel::kWarning, "a trainer lost its shard to another",
       {{"job", job_.value}, {"shard", shard_.value}, {"why", why.message()}});
 }
@@ -222,7 +222,7 @@ void ClaimAgent::FinishRegister(Result<ClaimReply> reply) {
 void ClaimAgent::GiveUpClaim(const Status& why) {
   leader_.Cancel(admission_call_);
   ++epoch_;
-  number_ = number_.Next();  // Whoever still speaks for the claim gets kStale.
+  number_ = NewNumber();  // Whoever still speaks for the claim gets kStale.
   state_ = ClaimState::kUnclaimed;
   readmission_ = Readmission::kNone;
   emit_ = nullptr;
@@ -231,11 +231,12 @@ void ClaimAgent::GiveUpClaim(const Status& why) {
   on_report_();
 }
 
+// This node first, then its peers. Until all have agreed, the old size is what is in force, also
+// towards a leader elected meanwhile.
 void ClaimAgent::Resize(uint64_t size_bytes, StatusCompletion done) {
-  const uint64_t old_bytes = claim_.size_bytes;
-  ShardClaim larger = claim_;
-  larger.size_bytes = size_bytes;
-  if (Status status = CheckClaim(larger); !status.ok()) {
+  ShardClaim resized = claim_;
+  resized.size_bytes = size_bytes;
+  if (Status status = CheckClaim(resized); !status.ok()) {
     parts_.executor.Post([done, status] { done(status); });
     return;
   }
@@ -243,22 +244,37 @@ void ClaimAgent::Resize(uint64_t size_bytes, StatusCompletion done) {
   parts_.pool.Resize(reservation_, size_bytes, claim_.versions + 1,
                      lifetime_.Wrap([=, this](const Status& status) {
                        if (!status.ok()) return done(status);
-                       if (claim_epoch != epoch_)
-                         return done(Stale("the claim has ended meanwhile"));
-                       claim_.size_bytes = size_bytes;
-                       leader_.Call(
-                           MakeAdmission(), parts_.executor.Now() + kRegisterTimeout,
-                           lifetime_.Wrap([=, this](const Result<wire::Reply>& reply) {
-                             if (claim_epoch != epoch_) return done(Stale("the claim has ended"));
-                             if (reply.ok()) return done(Status::Ok());
-                             // The peers refused: this node goes back to what was agreed, which it
-                             // has.
-                             claim_.size_bytes = old_bytes;
-                             parts_.pool.Resize(
-                                 reservation_, old_bytes, claim_.versions + 1,
-                                 [done, status = reply.status()](const Status&) { done(status); });
-                           }));
+                       if (claim_epoch != epoch_) return done(Stale("the claim has ended"));
+                       ResizeReplicas(size_bytes, done);
                      }));
+}
+
+void ClaimAgent::ResizeReplicas(uint64_t size_bytes, const StatusCompletion& done) {
+  wire::Request request = MakeAdmission();
+  request.mutable_admit_shard()->set_size_bytes(size_bytes);
+  request.mutable_admit_shard()->set_resize(true);
+  const auto on_reply = [this, size_bytes, done,
+                         claim_epoch = epoch_](const Result<wire::Reply>& reply) {
+    if (claim_epoch != epoch_) return done(Stale("the claim has ended"));
+    if (!reply.ok()) {
+      // Back to what was agreed, which this node has; the leader may have to hear it again.
+      if (state_ == ClaimState::kAdmitted) {
+        readmission_ = Readmission::kDue;
+        next_readmission_ = parts_.executor.Now();
+        admitted_by_.reset();
+      }
+      return parts_.pool.Resize(reservation_, claim_.size_bytes, claim_.versions + 1,
+                                [done, why = reply.status()](const Status&) { done(why); });
+    }
+    claim_.size_bytes = size_bytes;
+    reserved_bytes_peers_ = reply->admit_shard().reserved_bytes_peers();
+    std::vector<NodeId> nodes;
+    for (const std::string& node : reply->admit_shard().replica_nodes()) nodes.emplace_back(node);
+    saves_.SetTargets(nodes);
+    done(Status::Ok());
+  };
+  leader_.Call(std::move(request), parts_.executor.Now() + kRegisterTimeout,
+               lifetime_.Wrap(on_reply));
 }
 
 // ---- The process --------------------------------------------------------------------------------
@@ -281,7 +297,7 @@ void ClaimAgent::ProcessExited(ProcessId process) {
   FinishRegister(why);
   leader_.Cancel(admission_call_);
   ++epoch_;
-  number_ = number_.Next();
+  number_ = NewNumber();
   state_ = ClaimState::kUnclaimed;
   readmission_ = Readmission::kNone;
   emit_ = nullptr;

@@ -19,7 +19,7 @@
 
 namespace backstay::replication {
 
-// Names one process's claim to one shard; a later claim has another number.
+// Names one process's claim to one shard. Every claim on a node has its own number.
 using ClaimNumber = StrongNumber<struct ClaimNumberTag>;
 
 // What the agents of one node share. All of it outlives them.
@@ -30,6 +30,7 @@ struct AgentParts {
   store::SlotPool& pool;
   store::ShardTable& table;
   ShardExporter& exporter;
+  ClaimNumber& last_claim;
 };
 
 // Who may save one shard of a job on this node: at most one process. Brings its claim to memory on
@@ -110,12 +111,14 @@ class ClaimAgent {
   // Of a kAdmitted claim to a later leader.
   enum class Readmission { kNone, kAsked, kDue };
 
+  ClaimNumber NewNumber() { return parts_.last_claim = parts_.last_claim.Next(); }
   bool IsAdmittedBy(const LeaderInfo& leader) const;
   Status CheckClaim(const ShardClaim& claim) const;
   void TakeOver(const Status& why);
   void Reserve(uint64_t claim_epoch);
   void Admit(uint64_t claim_epoch, Deadline deadline);
   void OnAdmitted(uint64_t claim_epoch, Result<wire::Reply> reply);
+  void ResizeReplicas(uint64_t size_bytes, const StatusCompletion& done);
   wire::Request MakeAdmission() const;
   void GiveUpClaim(const Status& why);
   void FinishRegister(Result<ClaimReply> reply);

@@ -60,7 +60,7 @@ class PeerRouter {
   const StoreId store_;
   NodeInstance self_;
   std::map<wire::Request::BodyCase, Handler> handlers_;
-  std::map<NodeId, Incarnation> highest_incarnation_;
+  std::map<NodeId, Incarnation> highest_incarnation_;  // Of every node id ever heard of.
   std::map<JobName, JobFence> fences_;
 };
 

@@ -31,6 +31,7 @@ struct Node::Core {
   explicit Core(Node& node, DataPlane data);
 
   std::string data_address;
+  replication::ClaimNumber last_claim;  // Of all jobs' claims.
   std::unique_ptr<replication::ShardExporter> exports;
   std::unique_ptr<transport::Puller> puller;
   std::unique_ptr<transport::Exporter> exporter;

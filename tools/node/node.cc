@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "replication/job_record.h"
 #include "replication/wire_convert.h"
 #include "tools/nearest.h"
 #include "tools/node/job_host.h"
@@ -174,8 +175,8 @@ Node::JobHost* Node::Host(const JobName& job) {
         StepLeadership(*changed->second);
         changed->second->agent->OnLeaderChanged();
       }));
-  const replication::AgentParts parts{*seams_.executor, *seams_.random, peers_, pool_,
-                                      table_,           *core_->exports};
+  const replication::AgentParts parts{*seams_.executor, *seams_.random,  peers_,           pool_,
+                                      table_,           *core_->exports, core_->last_claim};
   host.agent = std::make_unique<replication::JobAgent>(
       job, config_.chunk_bytes, parts, router_, verifier_, *core_->puller,
       [election = host.election.get()]() -> std::optional<replication::LeaderInfo> {
@@ -190,6 +191,7 @@ Node::JobHost* Node::Host(const JobName& job) {
       });
   host.agent->OnView([this, job](const replication::JobView& view) {
     JobHost& there = *core_->jobs.at(job);
+    if (view.ended) core_->fetches.EndJob(job);
     there.restores->OnView(view);
     StepLeadership(there);
   });
@@ -197,18 +199,39 @@ Node::JobHost* Node::Host(const JobName& job) {
   return &host;
 }
 
-void Node::CheckJobExists(const JobName& job, StatusCompletion done) {
-  jobs_.List(seams_.executor->Now() + kJobListTimeout,
-             lifetime_.Wrap([job, done](const Result<replication::JobListing>& listing) {
-               if (!listing.ok() || std::ranges::find(listing->jobs, job) != listing->jobs.end()) {
-                 return done(Status::Ok());
-               }
-               std::vector<std::string> names;
-               for (const JobName& known : listing->jobs) names.push_back(known.value);
-               const std::string nearest = NearestName(job.value, names);
-               done(NotFound("there is no job " + job.value +
-                             (nearest.empty() ? "" : "; did you mean " + nearest + "?")));
-             }));
+void Node::AuthorizeRead(const JobName& job, const std::string& token_digest,
+                         StatusCompletion done) {
+  const auto on_read = [this, job, token_digest,
+                        done](const Result<replication::StoredJob>& stored) {
+    if (!stored.ok() && stored.status().code() == StatusCode::kNotFound) {
+      return ExplainMissingJob(job, done);
+    }
+    if (!stored.ok()) return done(stored.status());
+    wire::JobRecord record;
+    if (!record.ParseFromString(stored->bytes)) {
+      return done(Corrupt("the record of job " + job.value + " cannot be read"));
+    }
+    if (Status sound = replication::CheckRecord(record, job); !sound.ok()) return done(sound);
+    if (record.token_digest() != token_digest) {
+      return done(PermissionDenied("job " + job.value +
+                                   " belongs to another token than this trainer's job"));
+    }
+    done(Status::Ok());
+  };
+  jobs_.Read(job, seams_.executor->Now() + kJobListTimeout, lifetime_.Wrap(on_read));
+}
+
+void Node::ExplainMissingJob(const JobName& job, StatusCompletion done) {
+  const auto on_listed = [job, done](const Result<replication::JobListing>& listing) {
+    std::vector<std::string> names;
+    if (listing.ok()) {
+      for (const JobName& known : listing->jobs) names.push_back(known.value);
+    }
+    const std::string nearest = NearestName(job.value, names);
+    done(NotFound("there is no job " + job.value +
+                  (nearest.empty() ? "" : "; did you mean " + nearest + "?")));
+  };
+  jobs_.List(seams_.executor->Now() + kJobListTimeout, lifetime_.Wrap(on_listed));
 }
 
 // Brings what this node does as a leader in line with who was elected.
@@ -246,8 +269,10 @@ void Node::ForgetIdleJobs() {
     for (auto& [job, host] : core_->jobs) StepLeadership(*host);
     std::erase_if(core_->jobs, [&](const auto& entry) {
       const JobHost& host = *entry.second;
-      return host.agent->IsIdle() && host.leadership == nullptr &&
-             now - host.last_used > kIdleJobLinger;
+      const bool idle = host.agent->IsIdle() && host.leadership == nullptr &&
+                        now - host.last_used > kIdleJobLinger;
+      if (idle && host.agent->view().ended) router_.ForgetJob(entry.first);
+      return idle;
     });
   }
   seams_.executor->RunAfter(kSweepInterval, lifetime_.Wrap([this] { ForgetIdleJobs(); }));

@@ -121,9 +121,11 @@ class Node : public replication::TrainerPort {
 
   // The job's agents, made when first needed; null: not admitted yet, or kJobsMax.
   JobHost* Host(const JobName& job);
-  // kNotFound with the nearest name, when it is certain that the job has no record. Ok also while
-  // the metadata store is away: what is held can be read without it.
-  void CheckJobExists(const JobName& job, StatusCompletion done);
+  // Whether a trainer that proved this token may read another job's state: the token must be that
+  // job's, too. kNotFound with the nearest name when the job has no record; kUnavailable while the
+  // metadata store is away.
+  void AuthorizeRead(const JobName& job, const std::string& token_digest, StatusCompletion done);
+  void ExplainMissingJob(const JobName& job, StatusCompletion done);
   void OnMembershipChanged();
   void Join(const NodeInstance& self);
   void HandleMessages();

@@ -28,8 +28,8 @@ void TrainerSession::Answer(StatusCompletion done, Status status) {
       lifetime_.Wrap([done = std::move(done), status = std::move(status)] { done(status); }));
 }
 
-Result<Node::JobHost*> TrainerSession::Host() const {
-  Node::JobHost* host = node_.Host(job_);
+Result<Node::JobHost*> TrainerSession::Host(const JobName& job) const {
+  Node::JobHost* host = node_.Host(job);
   if (host == nullptr) {
     return Unavailable("this node is not a member of its cluster yet: " +
                        node_.MembershipStatus().message());
@@ -39,8 +39,15 @@ Result<Node::JobHost*> TrainerSession::Host() const {
 
 Result<ClaimAgent*> TrainerSession::Claim() const {
   if (!claim_) return InvalidArgument("the trainer has not registered a shard yet");
-  BACKSTAY_ASSIGN_OR_RETURN(Node::JobHost * host, Host());
+  BACKSTAY_ASSIGN_OR_RETURN(Node::JobHost * host, Host(job_));
   return host->agent->FindClaim(shard_, *claim_);
+}
+
+void TrainerSession::AuthorizeRead(const JobName& job, StatusCompletion done) {
+  if (const Result<ClaimAgent*> claim = Claim(); !claim.ok()) {
+    return Answer(std::move(done), claim.status());
+  }
+  node_.AuthorizeRead(job, token_digest_, lifetime_.Wrap(std::move(done)));
 }
 
 void TrainerSession::Emit(const replication::TrainerEvent& event) {
@@ -66,18 +73,30 @@ void TrainerSession::Register(replication::ShardClaim claim,
                       "this connection has claimed shard " + shard_.value + " of job " +
                       job_.value + "; another shard needs another connection")));
   }
-  job_ = claim.job;
-  shard_ = claim.shard;
-  token_digest_ = replication::TokenDigest(claim.token);
-  const Result<Node::JobHost*> host = Host();
+  if (registering_ != 0 && (claim.job != asked_job_ || claim.shard != asked_shard_)) {
+    return Answer(std::move(done),
+                  Result<replication::ClaimReply>(InvalidArgument(
+                      "this connection is registering shard " + asked_shard_.value + " of job " +
+                      asked_job_.value + "; another shard needs another connection")));
+  }
+  const Result<Node::JobHost*> host = Host(claim.job);
   if (!host.ok()) {
     return Answer(std::move(done), Result<replication::ClaimReply>(host.status()));
   }
+  asked_job_ = claim.job;
+  asked_shard_ = claim.shard;
+  ++registering_;
   (*host)->agent->Register(
       process_, claim,
       lifetime_.Wrap([this](const replication::TrainerEvent& event) { Emit(event); }),
-      lifetime_.Wrap([this, done](const Result<ClaimAgent::Registered>& registered) {
+      lifetime_.Wrap([this, done, token_digest = replication::TokenDigest(claim.token)](
+                         const Result<ClaimAgent::Registered>& registered) {
+        --registering_;
         if (!registered.ok()) return done(registered.status());
+        // Only a token that the job's leader has accepted speaks for this connection.
+        job_ = asked_job_;
+        shard_ = asked_shard_;
+        token_digest_ = token_digest;
         claim_ = registered->number;
         done(registered->reply);
       }));
@@ -129,7 +148,7 @@ void TrainerSession::Abandon(replication::SaveHandle save, StatusCompletion done
 
 void TrainerSession::Fence(Generation generation, std::string reason, int64_t seen_unix_ms) {
   const Result<ClaimAgent*> claim = Claim();
-  const Result<Node::JobHost*> host = Host();
+  const Result<Node::JobHost*> host = Host(job_);
   // A trainer that has lost its claim fences nothing.
   if (!claim.ok() || !host.ok()) return;
   (*host)->agent->Fence(generation, reason, seen_unix_ms, (*claim)->claim().rank);
@@ -140,7 +159,7 @@ void TrainerSession::Fence(Generation generation, std::string reason, int64_t se
 void TrainerSession::NewAttempt(Completion<AttemptUuid> done) {
   const Result<ClaimAgent*> claim = Claim();
   if (!claim.ok()) return Answer(std::move(done), Result<AttemptUuid>(claim.status()));
-  Answer(std::move(done), Result<AttemptUuid>((*Host())->restores->NewAttempt()));
+  Answer(std::move(done), Result<AttemptUuid>((*Host(job_))->restores->NewAttempt()));
 }
 
 void TrainerSession::Reconfigure(replication::ReconfigureRequest request,
@@ -149,38 +168,39 @@ void TrainerSession::Reconfigure(replication::ReconfigureRequest request,
   if (!claim.ok()) {
     return Answer(std::move(done), Result<replication::DecisionReply>(claim.status()));
   }
-  (*Host())->restores->Reconfigure({shard_, *claim_}, request, lifetime_.Wrap(std::move(done)));
+  (*Host(job_))->restores->Reconfigure({shard_, *claim_}, request, lifetime_.Wrap(std::move(done)));
 }
 
 void TrainerSession::Fetch(replication::FetchRequest request,
                            Completion<replication::FetchReply> done) {
-  if (request.job.empty() || request.job == job_) return FetchKnown(request, std::move(done));
-  node_.CheckJobExists(request.job, lifetime_.Wrap([this, request, done](const Status& exists) {
-    if (!exists.ok()) return done(exists);
-    FetchKnown(request, done);
-  }));
+  if (request.job.empty() || request.job == job_) return FetchAllowed(request, std::move(done));
+  AuthorizeRead(request.job, [this, request, done](const Status& allowed) {
+    if (!allowed.ok()) return done(allowed);
+    FetchAllowed(request, done);
+  });
 }
 
-void TrainerSession::FetchKnown(const replication::FetchRequest& request,
-                                Completion<replication::FetchReply> done) {
+void TrainerSession::FetchAllowed(const replication::FetchRequest& request,
+                                  Completion<replication::FetchReply> done) {
   const Result<ClaimAgent*> claim = Claim();
   if (!claim.ok()) {
     return Answer(std::move(done), Result<replication::FetchReply>(claim.status()));
   }
   // A reply that finds this connection gone has opened the shard for nobody.
-  (*Host())->restores->Fetch(
-      {shard_, *claim_}, request,
-      [node = &node_,
-       taken = lifetime_.Wrap(
-           [this, done](const Result<replication::FetchReply>& reply, bool* was_taken) {
-             *was_taken = true;
-             if (reply.ok()) open_.insert(reply->fetch);
-             done(reply);
-           })](const Result<replication::FetchReply>& reply) mutable {
-        bool was_taken = false;
-        taken(reply, &was_taken);
-        if (!was_taken && reply.ok()) (void)node->core_->fetches.Close(reply->fetch);
-      });
+  (*Host(job_))
+      ->restores->Fetch(
+          {shard_, *claim_}, request,
+          [node = &node_,
+           taken = lifetime_.Wrap(
+               [this, done](const Result<replication::FetchReply>& reply, bool* was_taken) {
+                 *was_taken = true;
+                 if (reply.ok()) open_.insert(reply->fetch);
+                 done(reply);
+               })](const Result<replication::FetchReply>& reply) mutable {
+            bool was_taken = false;
+            taken(reply, &was_taken);
+            if (!was_taken && reply.ok()) (void)node->core_->fetches.Close(reply->fetch);
+          });
 }
 
 void TrainerSession::FetchChunks(replication::FetchHandle fetch, uint32_t first_chunk,
@@ -214,24 +234,28 @@ void TrainerSession::FinishRestore(replication::FinishRestoreRequest request,
   if (!claim.ok()) {
     return Answer(std::move(done), Result<replication::FinishRestoreReply>(claim.status()));
   }
-  (*Host())->restores->FinishRestore({shard_, *claim_}, request, lifetime_.Wrap(std::move(done)));
+  (*Host(job_))
+      ->restores->FinishRestore({shard_, *claim_}, request, lifetime_.Wrap(std::move(done)));
 }
 
 // ---- Looking ------------------------------------------------------------------------------------
 
 void TrainerSession::SnapshotIndex(JobName job, SnapshotId snapshot,
                                    Completion<replication::SnapshotIndexReply> done) {
-  if (job.empty() || job == job_) return IndexKnown(job_, snapshot, std::move(done));
-  node_.CheckJobExists(job, lifetime_.Wrap([this, job, snapshot, done](const Status& exists) {
-    if (!exists.ok()) return done(exists);
-    IndexKnown(job, snapshot, done);
-  }));
+  if (const Result<ClaimAgent*> claim = Claim(); !claim.ok()) {
+    return Answer(std::move(done), Result<replication::SnapshotIndexReply>(claim.status()));
+  }
+  if (job.empty() || job == job_) return IndexAllowed(job_, snapshot, std::move(done));
+  AuthorizeRead(job, [this, job, snapshot, done](const Status& allowed) {
+    if (!allowed.ok()) return done(allowed);
+    IndexAllowed(job, snapshot, done);
+  });
 }
 
-void TrainerSession::IndexKnown(const JobName& job, SnapshotId snapshot,
-                                Completion<replication::SnapshotIndexReply> done) {
+void TrainerSession::IndexAllowed(const JobName& job, SnapshotId snapshot,
+                                  Completion<replication::SnapshotIndexReply> done) {
   Node::JobHost* const host = node_.Host(job);
-  if (job.empty() || host == nullptr) {
+  if (host == nullptr) {
     return Answer(std::move(done), Result<replication::SnapshotIndexReply>(
                                        Unavailable("job " + job.value + " cannot be asked now")));
   }
@@ -243,7 +267,7 @@ void TrainerSession::NewestCommitted(Completion<SnapshotId> done) {
   const Result<ClaimAgent*> claim = Claim();
   if (!claim.ok()) return Answer(std::move(done), Result<SnapshotId>(claim.status()));
   node_.core_->snapshots.Locate(
-      (*Host())->agent->leader(), job_, SnapshotId(),
+      (*Host(job_))->agent->leader(), job_, SnapshotId(),
       lifetime_.Wrap([done](const Result<replication::SnapshotWhereabouts>& where) {
         if (!where.ok()) return done(where.status());
         done(where->snapshot);
@@ -266,10 +290,11 @@ void TrainerSession::Finish(bool drop_state, StatusCompletion done) {
   replication::wire::Request request;
   request.mutable_end_job()->set_drop(drop_state);
   request.mutable_end_job()->set_token_digest(token_digest_);
-  (*Host())->agent->leader().Call(
-      std::move(request), node_.seams_.executor->Now() + kFinishTimeout,
-      lifetime_.Wrap(
-          [done](const Result<replication::wire::Reply>& reply) { done(reply.status()); }));
+  (*Host(job_))
+      ->agent->leader()
+      .Call(std::move(request), node_.seams_.executor->Now() + kFinishTimeout,
+            lifetime_.Wrap(
+                [done](const Result<replication::wire::Reply>& reply) { done(reply.status()); }));
 }
 
 }  // namespace backstay::tools

@@ -53,12 +53,13 @@ class TrainerSession : public replication::Trainer {
 
   // The claim of this connection, if it is still its own.
   Result<replication::ClaimAgent*> Claim() const;
-  Result<Node::JobHost*> Host() const;
-  // Of a job that exists, or may.
-  void FetchKnown(const replication::FetchRequest& request,
-                  Completion<replication::FetchReply> done);
-  void IndexKnown(const JobName& job, SnapshotId snapshot,
-                  Completion<replication::SnapshotIndexReply> done);
+  Result<Node::JobHost*> Host(const JobName& job) const;
+  // Ok when this trainer may read another job's state; see Node::AuthorizeRead().
+  void AuthorizeRead(const JobName& job, StatusCompletion done);
+  void FetchAllowed(const replication::FetchRequest& request,
+                    Completion<replication::FetchReply> done);
+  void IndexAllowed(const JobName& job, SnapshotId snapshot,
+                    Completion<replication::SnapshotIndexReply> done);
   // Runs `done` with `value` after the present call.
   template <typename T>
   void Answer(Completion<T> done, Result<T> value);
@@ -68,6 +69,11 @@ class TrainerSession : public replication::Trainer {
   Node& node_;
   const replication::ProcessId process_;
   replication::TrainerListener* const listener_;
+  // Of the registrations under way; all of them ask for this shard.
+  size_t registering_ = 0;
+  JobName asked_job_;
+  ShardId asked_shard_;
+  // Of the one that was granted.
   JobName job_;
   ShardId shard_;
   std::string token_digest_;

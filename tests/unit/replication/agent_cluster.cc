@@ -93,8 +93,8 @@ AgentCluster::AgentCluster(int node_count)
     n.puller = network_->MakePuller(n.self);
     n.exporter = network_->MakeExporter(n.self);
     n.exports = std::make_unique<replication::ShardExporter>(executor_, *n.table, *n.exporter);
-    const replication::AgentParts parts{executor_, random_,  *n.peers,
-                                        *n.pool,   *n.table, *n.exports};
+    const replication::AgentParts parts{executor_, random_,    *n.peers,    *n.pool,
+                                        *n.table,  *n.exports, n.last_claim};
     n.agent = std::make_unique<replication::JobAgent>(
         job, kTestChunkBytes, parts, *n.router, *n.verifier, *n.puller, [] {
           return std::optional<replication::LeaderInfo>({kLeader, Term(1)});

@@ -42,6 +42,7 @@ class AgentCluster {
     std::unique_ptr<transport::Puller> puller;
     std::unique_ptr<transport::Exporter> exporter;
     std::unique_ptr<replication::JobAgent> agent;
+    replication::ClaimNumber last_claim;
     std::unique_ptr<replication::FetchAgent> fetches;
   };
 

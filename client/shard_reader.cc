@@ -78,6 +78,13 @@ Status ShardReader::Attach(TimePoint deadline) {
     if (view() != nullptr && fetched.digest != digest_)
       return Corrupt(what + " again: it has another digest than before");
     BACKSTAY_ASSIGN_OR_RETURN(ShardManifest manifest, DecodeManifest(fetched.manifest));
+    const bool named = request_.snapshot != local::SnapshotRef();
+    if (manifest.shard_id != request_.shard_id ||
+        (named && manifest.snapshot != request_.snapshot)) {
+      return Corrupt(what + ": the service sent shard " + manifest.shard_id + " of step " +
+                     std::to_string(manifest.snapshot.step) + " of generation " +
+                     std::to_string(manifest.snapshot.generation));
+    }
     if (manifest.size_bytes > fetched.size_bytes)
       return Corrupt(what + ": the service's memory is smaller than the shard");
     open->slot = client_->slots().FindMapped(
@@ -90,6 +97,7 @@ Status ShardReader::Attach(TimePoint deadline) {
     const std::lock_guard lock(mutex_);
     if (view_ == nullptr) {  // Readers hold references into the first manifest.
       manifest_ = std::move(manifest);
+      request_.snapshot = manifest_.snapshot;  // Also when it is opened again.
       digest_ = fetched.digest;
       local_ = fetched.local;
     }

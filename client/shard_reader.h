@@ -73,7 +73,7 @@ class ShardReader {
   std::string Name() const;
 
   const std::shared_ptr<Client> client_;
-  const local::Fetch request_;
+  local::Fetch request_;  // Fixed once it has been opened for the first time.
   ShardManifest manifest_;
   Hash128 digest_;
   bool local_ = false;

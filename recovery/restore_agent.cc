@@ -176,6 +176,7 @@ void RestoreAgent::Fetch(const Caller& caller, const replication::FetchRequest& 
       lifetime_.Wrap([this, open = std::move(open),
                       done](const Result<replication::ShardWhereabouts>& where) mutable {
         if (!where.ok()) return done(where.status());
+        open.name = where->name;  // The newest snapshot, if none was named.
         open.digest = where->digest;
         open.sources = where->holders;
         fetches_.Open(std::move(open), done);

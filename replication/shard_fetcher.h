@@ -26,8 +26,7 @@ namespace backstay::replication {
 // Memory:  the shard is kReceiving in the table from Opened on; pulls hold pins. A range of the
 //          slot has one writer: a run goes to another source only after its pull has ended.
 // Failure: a chunk for which no source is left (all are bad, gone, or say that they have not got
-// it)
-//          is published as failed, and the fetch ends kCorrupt. While a living source cannot be
+//          it) is published as failed, and the fetch ends kCorrupt. While a living source cannot be
 //          reached it goes on trying: the deadline is the reader's, who closes the fetch.
 class ShardFetcher {
  public:

@@ -3,26 +3,35 @@
  * This is the stable C ABI; backstay.hpp is the C++ API over it. One header, and so longer than
  * most, because it is the whole contract with programs that were built elsewhere.
  *
- * Versions  Within one BACKSTAY_ABI_VERSION functions are only added, and structs only grow at
+ * Versions: within one BACKSTAY_ABI_VERSION functions are only added, and structs only grow at
  * their end. The caller sets `struct_size` of every struct that has one to its own sizeof, in or
  * out; the library reads and writes no further, and fields that an older caller does not have take
- * the value 0. An array of such structs has the stride struct_size of its first element. Errors A
- * function that can fail returns a backstay_code and, where `error` is not NULL, fills it with a
- * message that says what was being done, to what, and what to try. Outputs are only written on
- * success. Waits     Every wait has a timeout in milliseconds, at most BACKSTAY_TIMEOUT_MS_MAX; 0
- * looks and does not wait. A wait that ran out returns BACKSTAY_DEADLINE: the outcome is unknown,
- * and waiting again is legal. Threads   backstay_connect() starts one thread, which owns the
- * socket. Copy threads start with the first copy (or verified read) that asks for more than the
- * calling thread, and are kept. No function installs a signal handler, forks, or calls back. A
- * client handle may be used by any threads at once. A save or shard handle may be waited on,
- * abandoned and read by any threads at once; building a save (add_*, start_copy) is for one thread
- * at a time, and so is destroying any handle. Forking   A child made by fork() without exec (a data
- * loader) holds nothing: the slots are not mapped in it, the socket and every other descriptor of
- * the library are closed in it, and every call there on a handle of the parent returns
- * BACKSTAY_PERMISSION (destroying one only forgets it). The service watches the process, not the
- * socket, so a child that lives on never keeps a dead trainer's memory. Ownership Handles are the
- * caller's until destroyed. Destroy saves and shards before their client. Strings and arrays passed
- * in are copied, except for tensors' data: see backstay_save_add_tensor().
+ * the value 0. An array of such structs has the stride struct_size of its first element.
+ *
+ * Errors: a function that can fail returns a backstay_code and, where `error` is not NULL, fills it
+ * with a message that says what was being done, to what, and what to try. Outputs are only written
+ * on success.
+ *
+ * Waits: every wait has a timeout in milliseconds, at most BACKSTAY_TIMEOUT_MS_MAX; 0 looks and
+ * does not wait. A wait that ran out returns BACKSTAY_DEADLINE: the outcome is unknown, and waiting
+ * again is legal.
+ *
+ * Threads: backstay_connect() starts one thread, which owns the socket. Copy threads start with the
+ * first copy (or verified read) that asks for more than the calling thread, and are kept. No
+ * function installs a signal handler, forks, or calls back. A client handle may be used by any
+ * threads at once. A save or shard handle may be waited on, abandoned and read by any threads at
+ * once; building a save (add_*, start_copy) is for one thread at a time, and so is destroying any
+ * handle.
+ *
+ * Forking: a child made by fork() without exec (a data loader) holds nothing: the slots are not
+ * mapped in it, the socket and every other descriptor of the library are closed in it, and every
+ * call there on a handle of the parent returns BACKSTAY_PERMISSION (destroying one only forgets
+ * it). The service watches the process, not the socket, so a child that lives on never keeps a dead
+ * trainer's memory.
+ *
+ * Ownership: handles are the caller's until destroyed. Destroy saves and shards before their
+ * client. Strings and arrays passed in are copied, except for tensors' data: see
+ * backstay_save_add_tensor().
  */
 #ifndef BACKSTAY_H_
 #define BACKSTAY_H_
@@ -77,9 +86,7 @@ BACKSTAY_API const char* backstay_version(void);              /* "0.1.0" */
 BACKSTAY_API const char* backstay_code_name(int code);        /* "no space" */
 BACKSTAY_API const char* backstay_dtype_name(uint32_t dtype); /* "bf16" */
 
-/* ---- Connection
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- Connection ------------------------------------------------------------------------------ */
 
 typedef struct backstay_connect_options {
   size_t struct_size;
@@ -144,9 +151,7 @@ typedef struct backstay_client_info {
 BACKSTAY_API int backstay_get_client_info(backstay_client* client, backstay_client_info* info,
                                           backstay_error* error);
 
-/* ---- Tensors
- * ------------------------------------------------------------------------------------------
- */
+/* ---- Tensors --------------------------------------------------------------------------------- */
 
 typedef enum backstay_dtype {
   BACKSTAY_BF16 = 1,
@@ -207,9 +212,7 @@ BACKSTAY_API int backstay_plan(const backstay_tensor* tensors, size_t tensor_cou
                                const uint64_t* blob_sizes, size_t blob_count, uint64_t* size_bytes,
                                backstay_error* error);
 
-/* ---- Save
- * ------------------------------------------------------------------------------------------
- */
+/* ---- Save ------------------------------------------------------------------------------------ */
 
 typedef struct backstay_begin_options {
   size_t struct_size;
@@ -276,8 +279,7 @@ BACKSTAY_API int backstay_save_get_stats(backstay_save* save, backstay_save_stat
  * ignored. */
 BACKSTAY_API void backstay_save_destroy(backstay_save* save);
 
-/* ---- Reconfigure and restore
- * ------------------------------------------------------------------------------------ */
+/* ---- Reconfigure and restore ----------------------------------------------------------------- */
 
 #define BACKSTAY_UUID_BYTES 64
 
@@ -287,12 +289,15 @@ BACKSTAY_API int backstay_new_attempt(backstay_client* client, uint32_t timeout_
                                       char uuid[BACKSTAY_UUID_BYTES], backstay_error* error);
 
 typedef enum backstay_resume {
-  BACKSTAY_RESUME_AUTO =
-      0, /* The newest restorable snapshot; a job without any commit ever starts fresh. */
-  BACKSTAY_RESUME_EXACT = 1, /* `exact_step`, or an error. */
-  BACKSTAY_RESUME_FRESH = 2, /* From nothing; refused if the job has state, unless `drop_state`. */
-  BACKSTAY_RESUME_FORK =
-      3 /* `fork_job`'s newest snapshot (or its `exact_step`, if not 0), under this job's name. */
+  /* The newest restorable snapshot; a job without any commit ever starts fresh. */
+  BACKSTAY_RESUME_AUTO = 0,
+  /* `exact_step`, or an error. */
+  BACKSTAY_RESUME_EXACT = 1,
+  /* From nothing; refused if the job has state, unless `drop_state`. */
+  BACKSTAY_RESUME_FRESH = 2,
+  /* `fork_job`'s newest committed snapshot (or its `exact_step`, if not 0), under this job's name.
+   * The fork leaves the other job as it is; both jobs must have the same token. */
+  BACKSTAY_RESUME_FORK = 3
 } backstay_resume;
 
 typedef struct backstay_decide_options {
@@ -300,8 +305,8 @@ typedef struct backstay_decide_options {
   const char* uuid;
   uint32_t rank; /* In the new communicator. */
   uint32_t world_size;
-  const char*
-      shard_id;  /* NULL: the registered one, or where that was a rank's number, the new rank's. */
+  /* NULL: the registered one, or where that was a rank's number, the new rank's. */
+  const char* shard_id;
   uint32_t mode; /* backstay_resume */
   int32_t drop_state;
   uint64_t exact_step;
@@ -352,13 +357,11 @@ BACKSTAY_API int backstay_finish_restore(backstay_client* client, const backstay
  * moment. Safe to repeat. */
 BACKSTAY_API int backstay_fence(backstay_client* client, const char* reason, backstay_error* error);
 
-/* ---- Reading
- * ------------------------------------------------------------------------------------------
- */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 typedef struct backstay_open_options {
   size_t struct_size;
-  const char* job;      /* NULL: the registered one. */
+  const char* job;      /* NULL: the registered one; another one must have the same token. */
   const char* shard_id; /* NULL: the registered one. */
   uint64_t generation;  /* Both 0: the newest committed snapshot. */
   uint64_t step;
@@ -443,12 +446,10 @@ BACKSTAY_API const char* backstay_shard_blob_name(const backstay_shard* shard, s
 BACKSTAY_API int backstay_shard_get_tag(const backstay_shard* shard, const char* name,
                                         const char** value, backstay_error* error);
 
-/* ---- Snapshots
- * ------------------------------------------------------------------------------------------
- */
+/* ---- Snapshots ------------------------------------------------------------------------------- */
 
 /* All tensors of all shards of a snapshot, sorted by name, then rank. `job` NULL: the registered
- * one; generation and step 0: the newest committed. */
+ * one (another one must have the same token); generation and step 0: the newest committed. */
 BACKSTAY_API int backstay_open_index(backstay_client* client, const char* job, uint64_t generation,
                                      uint64_t step, uint32_t timeout_ms, backstay_index** index,
                                      backstay_error* error);
@@ -483,9 +484,7 @@ BACKSTAY_API int backstay_query_snapshot(backstay_client* client, uint64_t gener
                                          char reason[BACKSTAY_MESSAGE_BYTES],
                                          backstay_error* error);
 
-/* ---- Events
- * ------------------------------------------------------------------------------------------
- */
+/* ---- Events ---------------------------------------------------------------------------------- */
 
 typedef enum backstay_event_kind {
   BACKSTAY_EVENT_NONE = 0,

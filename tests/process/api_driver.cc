@@ -160,7 +160,7 @@ class Driver {
     return answer;
   }
 
-  // restore UUID TIMEOUT_MS: decides, fetches, compares every byte, finishes.
+  // restore UUID TIMEOUT_MS [FORK_JOB]: decides, fetches, compares every byte, finishes.
   Json Restore(Words& words) {
     const std::string uuid = words.Text();
     backstay::DecideOptions options = Client::DefaultDecideOptions();
@@ -169,6 +169,11 @@ class Driver {
     options.world_size = world_size_;
     backstay::RestoreTimeouts timeouts;
     timeouts.decide_ms = timeouts.finish_ms = static_cast<uint32_t>(words.Number());
+    const std::string fork_job = words.Text();
+    if (!fork_job.empty()) {
+      options.mode = BACKSTAY_RESUME_FORK;
+      options.fork_job = fork_job.c_str();
+    }
     const auto read = [this](const Decision& decision, Shard& shard) {
       return Compare(shard, decision.base_step);
     };

@@ -69,9 +69,9 @@ class Driver:
         self.call("connect", self.node.socket)
         self.call("register", job, token, rank, world_size, replicas, state_bytes)
 
-    def restore(self, timeout_ms=20_000):
-        """Of a job with one rank."""
-        return self.call("restore", self.call("attempt")["uuid"], timeout_ms)
+    def restore(self, timeout_ms=20_000, fork_job=""):
+        """Of a job with one rank; from another job's newest snapshot if one is named."""
+        return self.call("restore", self.call("attempt")["uuid"], timeout_ms, fork_job)
 
     def kill(self):
         """The trainer alone; what it has forked lives on."""

@@ -272,6 +272,38 @@ class ClaimTest(ServicesTest):
         self.assertEqual(code, "permission denied")
         self.assertIn(self.job, message)
 
+    def test_another_jobs_state_is_read_by_its_token_only(self):
+        self.resumed(1).call("save", 1)
+        stranger = self.services.driver(self.services.nodes[2])
+        stranger.join(self.job + "-stranger", STATE_BYTES, token="another")
+        code, message = stranger.error("open", 0, "0", self.job)
+        self.assertEqual(code, "permission denied")
+        self.assertIn(self.job, message)
+        uuid = stranger.call("attempt")["uuid"]
+        self.assertEqual(stranger.error("restore", uuid, 10_000, self.job)[0], "permission denied")
+        stranger.restore()
+        code, message = stranger.error("open", 0, "0", self.job[:-1])
+        self.assertEqual(code, "not found")
+        self.assertIn(self.job, message)  # The nearest there is.
+
+    def test_a_fork_goes_on_from_another_job_under_its_own_name(self):
+        parent = self.resumed(1)
+        parent.call("save", 7)
+        child = self.services.driver(self.services.nodes[2])
+        child.join(self.job + "-fork", STATE_BYTES)
+        child.call("open", 0, "0", self.job)
+        restored = child.restore(fork_job=self.job)
+        self.assertEqual((restored["fresh"], restored["step"]), (False, 7))
+        child.call("save", 8)
+        parent.call("save", 9)
+        self.assertEqual(child.call("newest")["step"], 8)
+        self.assertEqual(parent.call("newest")["step"], 9)
+        # It is a job like any other: its own commit is what it resumes from.
+        child.kill()
+        again = self.services.driver(self.services.nodes[2])
+        again.join(self.job + "-fork", STATE_BYTES)
+        self.assertEqual(again.restore()["step"], 8)
+
     def test_more_than_was_registered_fails_that_save_only(self):
         trainer = self.resumed(1)
         trainer.call("save", 1)

@@ -86,20 +86,25 @@ Status Client::Finish(bool drop_state, TimePoint deadline) {
 Result<std::shared_ptr<Save>> Client::Begin(uint64_t step, uint32_t timeout_ms, bool sound_later) {
   const std::string what = "beginning the save of step " + std::to_string(step);
   // A save never waits for a service that is away: training goes on without it.
-  if (!connection_.ready())
+  if (!connection_.ready()) {
+    NoteMissed(GetInfo().generation, step);
     return Unavailable(what + ": the service is away; it is reconnected to in the background");
+  }
   const TimePoint start = steady_clock::now();
-  BACKSTAY_ASSIGN_OR_RETURN(Reply reply,
-                            connection_.Call(local::Begin{.step = step, .timeout_ms = timeout_ms},
-                                             DeadlineOf(timeout_ms), what.c_str()));
-  BACKSTAY_ASSIGN_OR_RETURN(const auto begun, reply.Take<local::BeginReply>());
+  Result<Reply> reply = connection_.Call(local::Begin{.step = step, .timeout_ms = timeout_ms},
+                                         DeadlineOf(timeout_ms), what.c_str());
+  if (!reply.ok()) {
+    NoteMissed(GetInfo().generation, step);
+    return reply.status();
+  }
+  BACKSTAY_ASSIGN_OR_RETURN(const auto begun, reply->Take<local::BeginReply>());
   uint32_t chunk_bytes = 0;
   {
     const std::lock_guard lock(mutex_);
     chunk_bytes = chunk_bytes_;
     if (generation_ == 0) generation_ = begun.generation;
   }
-  auto slot = slots_.Take(reply, begun, chunk_bytes);
+  auto slot = slots_.Take(*reply, begun, chunk_bytes);
   if (!slot.ok()) {
     Ignore(connection_.Send(local::Abandon{.slot_id = begun.slot_id}, [](const auto&) {}));
     return Status(slot.status().code(), what + ": " + slot.status().message());
@@ -264,8 +269,17 @@ void Client::OnEvent(const local::Event& event) {
 void Client::OnLost(const Status& why) {
   ++epoch_;
   slots_.DropAll();  // Its slots are that service's; copy threads keep what they still write to.
-  for (const auto& save : Saves()) save->OnServiceLost(why);
+  for (const auto& save : Saves()) {
+    if (save->OnServiceLost(why)) NoteMissed(save->snapshot().generation, save->snapshot().step);
+  }
   PushEvent({.kind = EventKind::kServiceLost, .status = why, .generation = 0, .snapshot = {}});
+}
+
+void Client::NoteMissed(uint64_t generation, uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  const bool newer = !missed_ || missed_->generation < generation ||
+                     (missed_->generation == generation && missed_->step < step);
+  if (newer) missed_ = local::SnapshotRef{.generation = generation, .step = step};
 }
 
 std::optional<local::Register> Client::OnHello(const local::HelloReply& hello) {
@@ -273,8 +287,12 @@ std::optional<local::Register> Client::OnHello(const local::HelloReply& hello) {
   hello_ = hello;
   if (chunk_bytes_ == 0) chunk_bytes_ = hello.chunk_bytes;
   if (!registration_) return std::nullopt;
-  registration_->message.generation = generation_;
-  return registration_->message;
+  local::Register& message = registration_->message;
+  message.generation = generation_;
+  message.has_missed_step = missed_ && missed_->generation == generation_;
+  message.missed_step = message.has_missed_step ? missed_->step : 0;
+  missed_told_ = missed_;
+  return message;
 }
 
 void Client::OnReady(const Status& registered) {
@@ -284,6 +302,7 @@ void Client::OnReady(const Status& registered) {
     const std::lock_guard lock(mutex_);
     first = !seen_ready_;
     seen_ready_ = true;
+    if (registered.ok() && missed_ == missed_told_) missed_.reset();
     // The service may have gone away before it read this.
     if (generation_ != 0 && fenced_generation_ == generation_) fence = fence_frame_;
   }

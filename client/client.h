@@ -108,6 +108,8 @@ class Client : public Connection::Listener, public std::enable_shared_from_this<
 
  private:
   std::vector<std::shared_ptr<Save>> Saves();
+  // The service was away: it is to hear of the step that was not saved when it is back.
+  void NoteMissed(uint64_t generation, uint64_t step);
   void PushEvent(ClientEvent event);
   void Ignore(const Status& status) { static_cast<void>(status.ok()); }
 
@@ -122,6 +124,8 @@ class Client : public Connection::Listener, public std::enable_shared_from_this<
   uint64_t generation_ = 0;
   uint64_t fenced_generation_ = 0;
   std::string fence_frame_;  // Of fenced_generation_, to say again to a service that comes back.
+  std::optional<local::SnapshotRef> missed_;       // The newest.
+  std::optional<local::SnapshotRef> missed_told_;  // By the registration that is under way.
   bool seen_ready_ = false;
   std::vector<std::weak_ptr<Save>> saves_;
   std::deque<ClientEvent> events_;

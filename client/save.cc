@@ -189,16 +189,17 @@ void Save::OnFenced(const Status& why) {
   OnFailed(Stale("its generation is over: " + why.message()));
 }
 
-void Save::OnServiceLost(const Status& why) {
+bool Save::OnServiceLost(const Status& why) {
   bool lost = false;
   {
     const std::lock_guard lock(mutex_);
-    lost = stage_ < Stage::kSealing;
+    lost = stage_ < Stage::kSealing && failed_.ok();
     slot_is_gone_ = true;
     away_ = Unavailable(Name() + ": the service is away: " + why.message());
     changed_.notify_all();
   }
   if (lost) OnFailed(Unavailable("the service went away before it was sealed: " + why.message()));
+  return lost;
 }
 
 void Save::OnServiceBack() {

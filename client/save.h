@@ -62,7 +62,8 @@ class Save : public std::enable_shared_from_this<Save> {
   void OnFailed(const Status& why);
   // The generation is over: fails what is not sealed.
   void OnFenced(const Status& why);
-  void OnServiceLost(const Status& why);
+  // True: it was not sealed, and has failed by this.
+  bool OnServiceLost(const Status& why);
   // The service is back: asks it what became of this save.
   void OnServiceBack();
 

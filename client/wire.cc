@@ -65,6 +65,8 @@ void Write(pbf_writer& out, const Register& m) {
   PutSigned(out, 9, m.numa_node);
   Put(out, 10, m.wait_for_slot);
   Put(out, 11, m.generation);
+  Put(out, 12, m.has_missed_step);
+  Put(out, 13, m.missed_step);
 }
 void Write(pbf_writer& out, const Resize& m) { Put(out, 1, m.size_bytes); }
 void Write(pbf_writer& out, const Begin& m) {

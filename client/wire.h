@@ -40,6 +40,8 @@ struct Register {
   int32_t numa_node = -1;
   bool wait_for_slot = false;
   uint64_t generation = 0;
+  bool has_missed_step = false;
+  uint64_t missed_step = 0;
 };
 struct Resize {
   uint64_t size_bytes = 0;

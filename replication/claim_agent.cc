@@ -88,6 +88,10 @@ void ClaimAgent::Register(ProcessId process, const ShardClaim& claim, Emit emit,
   register_done_ = std::move(done);
   foreign_since_.reset();
   saves_.SetPolicy({claim.rank, claim.world_size, claim.replicas, claim.wait_for_slot});
+  if (claim.missed_step && claim.generation == generation_) {
+    saves_.PassOver({claim.generation, *claim.missed_step},
+                    Unavailable("the trainer passed the step over while its service was away"));
+  }
   leader_.Cancel(admission_call_);
   Reserve(++epoch_);
 }

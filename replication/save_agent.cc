@@ -38,48 +38,69 @@ void SaveAgent::SetTargets(const std::vector<NodeId>& nodes) {
 void SaveAgent::Begin(Generation generation, backstay::Step step, store::ClientId client,
                       store::ReservationId reservation, Duration timeout,
                       Completion<BeginReply> done) {
-  const Instant now = executor_.Now();
-  WaitingBegin begin{generation,      step,    client, reservation, now + timeout,
+  WaitingBegin begin{generation,      step,    client, reservation, executor_.Now() + timeout,
                      std::move(done), kNoTimer};
-  Result<BeginReply> begun = TryBegin(begin);
-  const bool full = !begun.ok() && begun.status().code() == StatusCode::kUnavailable;
-  if (full && policy_.wait_for_slot && timeout > Duration::zero() &&
+  bool is_full = false;
+  Result<BeginReply> begun = TryBegin(begin, &is_full);
+  if (is_full && policy_.wait_for_slot && timeout > Duration::zero() &&
       waiting_.size() < kWaitingBeginsMax) {
     waiting_.push_back(std::move(begin));
     const auto self = std::prev(waiting_.end());
     self->timer = executor_.RunAt(self->deadline, lifetime_.Wrap([this, self] {
       const WaitingBegin late = std::move(*self);
       waiting_.erase(self);
-      Result<BeginReply> last = TryBegin(late);
-      if (!last.ok() && last.status().code() == StatusCode::kUnavailable) {
-        last = NoSpace("no slot became free for step " + std::to_string(late.step.value) +
-                       " in time: " + last.status().message());
-      }
+      bool still_full = false;
+      Result<BeginReply> last = TryBegin(late, &still_full);
+      if (still_full) last = GiveUpBegin(late, "became free in time", last.status());
       late.done(std::move(last));
     }));
     return;
   }
-  if (full) {
-    begun = NoSpace("no slot is free for step " + std::to_string(step.value) + ": " +
-                    begun.status().message());
-  }
+  if (is_full) begun = GiveUpBegin(begin, "is free", begun.status());
   executor_.Post([done = std::move(begin.done), begun = std::move(begun)] { done(begun); });
 }
 
-Result<BeginReply> SaveAgent::TryBegin(const WaitingBegin& begin) {
+Status SaveAgent::GiveUpBegin(const WaitingBegin& begin, const std::string& what,
+                              const Status& why) {
+  Status status = NoSpace("no slot " + what + " for step " + std::to_string(begin.step.value) +
+                          ": " + why.message());
+  PassOver({begin.generation, begin.step}, status);
+  return status;
+}
+
+void SaveAgent::PassOver(SnapshotId snapshot, Status why) {
+  if (snapshot.generation.value == 0 || saves_.contains(snapshot)) return;
+  Save& save = saves_[snapshot];
+  save.handle = SaveHandle(++last_handle_);
+  save.name = {job_, snapshot, shard_};
+  save.state = SaveState::kFailed;
+  save.failure = std::move(why);
+  save.began_unix_ms = executor_.clock().UnixMillis();
+  TrimHistory();
+  on_report_();
+}
+
+Result<BeginReply> SaveAgent::TryBegin(const WaitingBegin& begin, bool* is_full) {
+  *is_full = false;
   BACKSTAY_RETURN_IF_ERROR(gate_.CheckOpen(begin.generation));
   const JobView& view = gate_.view();
   const ShardName name{job_, {begin.generation, begin.step}, shard_};
-  if (view.generation == begin.generation && JudgeShard(view, name) == KeepVerdict::kDrop) {
-    return Stale("step " + std::to_string(begin.step.value) + " of job " + job_.value +
-                 " is not above the last one that ended: " + view.DescribeKept() +
-                 "; the last abandoned step is " + std::to_string(view.last_abandoned.value));
-  }
   // Also across generations: the lineage's steps grow, or a restore could not tell the newest.
   if (!view.kept.empty() && begin.step <= view.last_committed) {
     return Stale("step " + std::to_string(begin.step.value) + " of job " + job_.value +
                  " is not above the last committed step " +
                  std::to_string(view.last_committed.value));
+  }
+  if (view.generation == begin.generation && JudgeShard(view, name) == KeepVerdict::kDrop) {
+    return Unavailable("step " + std::to_string(begin.step.value) + " of job " + job_.value +
+                       " was given up by all ranks: " + view.DescribeKept() +
+                       "; the last abandoned step is " + std::to_string(view.last_abandoned.value) +
+                       "; save a later one");
+  }
+  const auto known = saves_.find(name.snapshot);
+  if (known != saves_.end() && known->second.state == SaveState::kFailed) {
+    return Unavailable("step " + std::to_string(begin.step.value) + " of job " + job_.value +
+                       " was given up: " + known->second.failure.message() + "; save a later one");
   }
   const store::ShardTable::BeginRequest request{.name = name,
                                                 .rank = policy_.rank,
@@ -92,6 +113,7 @@ Result<BeginReply> SaveAgent::TryBegin(const WaitingBegin& begin) {
          Displace(name.snapshot)) {
     shard = table_.Begin(request);
   }
+  *is_full = !shard.ok() && shard.status().code() == StatusCode::kUnavailable;
   if (!shard.ok()) return shard.status();
 
   Save& save = saves_[name.snapshot];
@@ -128,8 +150,9 @@ bool SaveAgent::Displace(SnapshotId for_snapshot) {
 
 void SaveAgent::RetryWaiting() {
   for (auto begin = waiting_.begin(); begin != waiting_.end();) {
-    Result<BeginReply> begun = TryBegin(*begin);
-    if (!begun.ok() && begun.status().code() == StatusCode::kUnavailable) {
+    bool is_full = false;
+    Result<BeginReply> begun = TryBegin(*begin, &is_full);
+    if (is_full) {
       ++begin;
       continue;
     }

@@ -67,6 +67,7 @@ class SaveAgent {
   void SetTargets(const std::vector<NodeId>& nodes);
   const std::vector<NodeId>& targets() const { return targets_; }
 
+  // kNoSpace: the step is passed over, and the leader told so: no rank waits for it.
   void Begin(Generation generation, Step step, store::ClientId client,
              store::ReservationId reservation, Duration timeout, Completion<BeginReply> done);
   Status StartCopy(SaveHandle save, uint64_t used_bytes, const std::string& contents);
@@ -74,6 +75,8 @@ class SaveAgent {
   void StepIsSound(Step step);
   Status Abandon(SaveHandle save);
   QuerySnapshotReply Query(SnapshotId snapshot) const;
+  // The trainer has not saved this step, and will not.
+  void PassOver(SnapshotId snapshot, Status why);
 
   // Nothing of `generation` or before is sealed from here on.
   void Fence(Generation generation, const std::string& reason);
@@ -123,7 +126,9 @@ class SaveAgent {
   static bool IsUnsealed(SaveState state) { return state < SaveState::kSealed; }
   static bool IsEnded(SaveState state) { return state >= SaveState::kCommitted; }
 
-  Result<BeginReply> TryBegin(const WaitingBegin& begin);
+  // `is_full`: it is refused only because no slot is free.
+  Result<BeginReply> TryBegin(const WaitingBegin& begin, bool* is_full);
+  Status GiveUpBegin(const WaitingBegin& begin, const std::string& what, const Status& why);
   bool Displace(SnapshotId for_snapshot);
   void RetryWaiting();
   Save* FindOpen(SaveHandle handle);

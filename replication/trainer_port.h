@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,8 @@ struct ShardClaim {
   int32_t numa_node = -1;      // -1: any.
   bool wait_for_slot = false;  // At Begin() with no free slot: wait, or fail that save.
   Generation generation;       // After a reconnect: what the trainer is in; 0 at first.
+  // The newest step of that generation that it did not save because the service was away.
+  std::optional<Step> missed_step;
 };
 struct ClaimReply {
   uint32_t chunk_bytes = 0;
@@ -174,7 +177,8 @@ class Trainer {
   virtual void Resize(uint64_t size_bytes, StatusCompletion done) = 0;
 
   // kStale: not in a resumed generation, fenced, or the step is not above the last one. kNoSpace:
-  // no slot is free (after `timeout`, if the claim said to wait).
+  // no slot is free (after `timeout`, if the claim said to wait): the step is passed over, by all
+  // ranks. kUnavailable: some rank has passed it over.
   virtual void Begin(Step step, Duration timeout, Completion<BeginReply> done) = 0;
   // The copy starts: `contents` is an encoded ShardContents of store/manifest.proto.
   virtual void StartCopy(SaveHandle save, uint64_t used_bytes, std::string contents,

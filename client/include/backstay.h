@@ -222,8 +222,10 @@ typedef struct backstay_begin_options {
                           that report a fault only after their abort. */
 } backstay_begin_options;
 
-/* Takes a free slot for a step: BACKSTAY_NO_SPACE when there is none, BACKSTAY_STALE when the
- * generation is over or the step was begun before. A failed save is no reason to stop training. */
+/* Takes a free slot for a step: BACKSTAY_NO_SPACE when there is none, BACKSTAY_UNAVAILABLE when the
+ * service is away or another rank could not save this step, BACKSTAY_STALE when the generation is
+ * over or a later step was committed. A step that one rank passes over is given up by all: go on,
+ * and save a later one. A failed save is no reason to stop training. */
 BACKSTAY_API int backstay_begin(backstay_client* client, const backstay_begin_options* options,
                                 backstay_save** save, backstay_error* error);
 /* Adds a tensor. Its data is borrowed, and must not change, from backstay_save_start_copy() until a

@@ -33,6 +33,7 @@ replication::ShardClaim FromWire(const wire::Register& request) {
   claim.numa_node = request.numa_node();
   claim.wait_for_slot = request.wait_for_slot();
   claim.generation = Generation(request.generation());
+  if (request.has_missed_step()) claim.missed_step = Step(request.missed_step());
   return claim;
 }
 

@@ -62,6 +62,34 @@ TEST_F(FailureTest, AnUnsealedSaveFailsWhenTheServiceGoes) {
   EXPECT_EQ(service_.Received(ClientBody::kAbandon).size(), 0u);
 }
 
+TEST_F(FailureTest, TheServiceThatComesBackHearsWhatWasNotSaved) {
+  Result<Save> save = client_->Begin(1, kLongMs);
+  ASSERT_OK(save.status());
+  const auto newest_missed = [&]() -> std::optional<uint64_t> {
+    const auto claim = service_.Received(ClientBody::kRegister).back().register_();
+    return claim.has_missed_step() ? std::optional(claim.missed_step()) : std::nullopt;
+  };
+  EXPECT_EQ(newest_missed(), std::nullopt);
+  service_.Stop();
+  ASSERT_TRUE(WaitEvent(BACKSTAY_EVENT_SERVICE_LOST).has_value());
+  service_.Start(/*keep_state=*/false);
+  ASSERT_TRUE(WaitEvent(BACKSTAY_EVENT_SERVICE_BACK).has_value());
+  EXPECT_EQ(newest_missed(), 1u) << "it had begun and was lost";
+
+  service_.Stop();
+  ASSERT_TRUE(WaitEvent(BACKSTAY_EVENT_SERVICE_LOST).has_value());
+  EXPECT_CODE(client_->Begin(7, kLongMs).status(), Code::kUnavailable);
+  service_.Start(/*keep_state=*/false);
+  ASSERT_TRUE(WaitEvent(BACKSTAY_EVENT_SERVICE_BACK).has_value());
+  EXPECT_EQ(newest_missed(), 7u) << "it was never begun";
+
+  service_.Stop();
+  ASSERT_TRUE(WaitEvent(BACKSTAY_EVENT_SERVICE_LOST).has_value());
+  service_.Start(/*keep_state=*/false);
+  ASSERT_TRUE(WaitEvent(BACKSTAY_EVENT_SERVICE_BACK).has_value());
+  EXPECT_EQ(newest_missed(), std::nullopt) << "told before";
+}
+
 TEST_F(FailureTest, AServiceThatComesBackEmptyMakesASealedSaveUnknown) {
   service_.AutoProtect(false);
   Result<Save> save = client_->Begin(1, kLongMs);

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/unit/replication/agent_cluster.h"
 
 namespace backstay::replication {
@@ -35,6 +37,14 @@ class SaveTest : public ::testing::Test {
     cluster_->state().body.clear_kept();
     cluster_->Keep({Generation(1), Step(step)});
     cluster_->Announce();
+  }
+
+  // Whether the leader was told so.
+  bool HasFailed(uint64_t step) const {
+    return std::any_of(cluster_->reports.begin(), cluster_->reports.end(),
+                       [&](const wire::ShardReport& report) {
+                         return report.shard().snapshot().step() == step && report.failed();
+                       });
   }
 
   std::unique_ptr<AgentCluster> cluster_;
@@ -246,6 +256,28 @@ TEST_F(SaveTest, WithoutAFreeSlotASaveFailsAlone) {
   EXPECT_EQ(third.status().code(), StatusCode::kNoSpace) << third.status();
   EXPECT_TRUE(cluster_->Holds(0, Name(10)));
   EXPECT_TRUE(cluster_->Holds(0, Name(20)));
+  EXPECT_TRUE(cluster_->RunUntil([&] { return HasFailed(30); })) << "no rank waits for it";
+  Commit(20);
+  EXPECT_EQ(cluster_->Begin(trainer_, Step(30)).status().code(), StatusCode::kUnavailable)
+      << "the others have heard that there is no step 30";
+  EXPECT_TRUE(cluster_->Begin(trainer_, Step(40)).ok());
+}
+
+TEST_F(SaveTest, AStepThatWasMissedWithoutTheServiceIsGivenUpByAll) {
+  Start(2, 1);
+  ASSERT_TRUE(cluster_->Save(trainer_, Step(10), kChunks, 1).ok());
+  Commit(10);
+  ShardClaim again = cluster_->Claim("0", 1, kBytes);
+  again.generation = Generation(1);
+  again.missed_step = Step(20);
+  ASSERT_EQ(cluster_->Register(&trainer_, 1, again), Status::Ok());
+  EXPECT_TRUE(cluster_->RunUntil([&] { return HasFailed(20); }));
+  EXPECT_TRUE(cluster_->Begin(trainer_, Step(30)).ok());
+  // What was saved after all is not missed.
+  again.missed_step = Step(10);
+  ASSERT_EQ(cluster_->Register(&trainer_, 1, again), Status::Ok());
+  EXPECT_EQ(cluster_->saves(trainer_).Query({Generation(1), Step(10)}).progress,
+            SnapshotProgress::kCommitted);
 }
 
 TEST_F(SaveTest, ASaveWaitsForASlotWhenTold) {

@@ -75,9 +75,8 @@ class GlooSession {
   static Result<std::string> Publish(gloo::rendezvous::Store& store, const std::string& key,
                                      const std::string& token) {
     try {
-      std::vector<char> value = {kMark};
-      value.insert(value.end(), token.begin(), token.end());
-      store.set(key, value);
+      const std::string value = kMark + token;
+      store.set(key, {value.begin(), value.end()});
       return token;
     } catch (const std::exception& error) {
       return Status(

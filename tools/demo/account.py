@@ -117,8 +117,9 @@ class Account:
         for event in self._events("leader elected"):
             self._add(event["unix_ms"], f"a leader is elected for the job: {event['detail']}")
         if self._o.kill == "service":
-            # The trainer itself reads of it only when it next looks.
-            for event in self._events("shard admitted"):
+            # The trainer itself reads of it only when it next looks. A new leader hears of the others, too.
+            places = tuple(f" on {node.name}," for node in self._fault.nodes)
+            for event in (e for e in self._events("shard admitted") if any(p in e["detail"] for p in places)):
                 self._add(event["unix_ms"], f"its trainer saves again, without a restart: {event['detail']}")
         for event in self._events("node lost"):
             self._add(event["unix_ms"], f"{event['detail'].split(' ')[0]} is counted as lost: its lease has ended")

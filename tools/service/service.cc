@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/socket.h"
 #include "replication/metadata_grpc.h"
+#include "replication/node_record.h"
 #include "store/offload.h"
 #include "tools/version.h"
 
@@ -154,6 +155,9 @@ void Service::OnStoreId(const Result<StoreId>& id) {
   config.record.hosts_simulated = config_.hosts_simulated;
   config.record.version = kVersion;
   if (config.record.domains.empty()) config.record.domains = {config.record.boot_id};
+  if (const Status fits = replication::CheckNodeRecord(config.record); !fits.ok()) {
+    return on_end_(fits);
+  }
   config.store = store_;
   config.chunk_bytes = static_cast<uint32_t>(config_.chunk_bytes);
   config.repair_reserve_bytes = config_.repair_reserve_bytes;

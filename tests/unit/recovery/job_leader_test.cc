@@ -466,6 +466,39 @@ TEST_F(JobLeaderTest, AFaultIsToldOnceWithItsTime) {
   EXPECT_EQ(seen, 1);
 }
 
+// Fenced is not fine: whoever asks is told since when, by whom, and who is gone.
+TEST_F(JobLeaderTest, AFenceIsShownUntilTheJobGoesOn) {
+  StartJob();
+  Commit(10);
+  cluster_.executor().RunFor(std::chrono::seconds(1));
+  EXPECT_FALSE(cluster_.ReadStatus().has_fence());
+  const int64_t seen = cluster_.executor().clock().UnixMillis() - 500;
+  const auto fence = [&](uint64_t generation, int64_t unix_ms, uint32_t rank) {
+    wire::Request request;
+    request.mutable_report_fence()->set_generation(generation);
+    request.mutable_report_fence()->set_rank(rank);
+    request.mutable_report_fence()->set_reason("peer closed");
+    request.mutable_report_fence()->set_seen_unix_ms(unix_ms);
+    EXPECT_TRUE(cluster_.Wait(cluster_.Ask("a", request)).ok());
+  };
+  fence(7, seen, 0);  // Of no generation that there is.
+  EXPECT_FALSE(cluster_.ReadStatus().has_fence());
+  fence(1, seen, 0);
+  fence(1, seen + 100, 1);
+  cluster_.node("b").trainers.clear();
+  cluster_.executor().RunFor(std::chrono::seconds(1));
+  const wire::LeaderStatusReply fenced = cluster_.ReadStatus();
+  ASSERT_TRUE(fenced.has_fence());
+  EXPECT_EQ(fenced.fence().unix_ms(), seen) << "the first counts";
+  EXPECT_EQ(fenced.fence().by(), "rank 0 on a: peer closed");
+  EXPECT_THAT(fenced.fence().gone_ranks(), ::testing::ElementsAre(1));
+  // The next generation is not fenced.
+  cluster_.AdmitAll();
+  cluster_.ReconfigureAll("u2", 1);
+  EXPECT_FALSE(cluster_.ReadStatus().has_fence());
+  EXPECT_TRUE(cluster_.ReadStatus().waiting_uuid().empty());
+}
+
 // ---- The end ----
 
 TEST_F(JobLeaderTest, AJobEndsOnlyByItsToken) {

@@ -234,7 +234,7 @@ std::vector<replication::wire::PeerTraffic> Service::Traffic() const {
   const transport::TcpPullerStats read = puller_->Stats();
   std::set<NodeId> peers;
   for (const auto& [node, bytes] : served.bytes_served) peers.insert(node);
-  for (const auto& [node, bytes] : read.bytes_read) peers.insert(node);
+  for (const auto& [node, counts] : read.peers) peers.insert(node);
   for (const NodeId& peer : peers) {
     replication::wire::PeerTraffic& entry = traffic.emplace_back();
     entry.set_node_id(peer.value);
@@ -242,8 +242,10 @@ std::vector<replication::wire::PeerTraffic> Service::Traffic() const {
     if (const auto found = served.bytes_served.find(peer); found != served.bytes_served.end()) {
       entry.set_bytes_served(found->second);
     }
-    if (const auto found = read.bytes_read.find(peer); found != read.bytes_read.end()) {
-      entry.set_bytes_read(found->second);
+    if (const auto found = read.peers.find(peer); found != read.peers.end()) {
+      entry.set_bytes_read(found->second.bytes_read);
+      entry.set_lanes(static_cast<uint32_t>(found->second.lanes_open));
+      entry.set_failures(found->second.failures());
     }
   }
   return traffic;

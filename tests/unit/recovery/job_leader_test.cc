@@ -106,6 +106,13 @@ TEST_F(JobLeaderTest, WithoutMemoryAnywhereTheSumIsTold) {
   EXPECT_THAT(status.message(), HasSubstr("no memory on b"));
 }
 
+TEST_F(JobLeaderTest, RanksOfOneJobAgreeOnItsPolicy) {
+  cluster_.Elect();
+  cluster_.AdmitAll();
+  cluster_.versions = 3;
+  EXPECT_EQ(cluster_.Wait(cluster_.Admit(1, "c")).status().code(), StatusCode::kInvalidArgument);
+}
+
 // A job whose first registration is refused never was: its record does not stay.
 TEST_F(JobLeaderTest, AJobThatNobodyWasLetIntoIsEnded) {
   cluster_.replicas = 2;
@@ -151,13 +158,6 @@ TEST_F(JobLeaderTest, ARefusalEndsNoJobThatSomebodyWasLetInto) {
   EXPECT_EQ(cluster_.Wait(cluster_.Admit(1, "b")).status().code(), StatusCode::kNoSpace);
   cluster_.executor().RunFor(std::chrono::seconds(1));
   EXPECT_FALSE(cluster_.ReadRecord().ended());
-}
-
-TEST_F(JobLeaderTest, RanksOfOneJobAgreeOnItsPolicy) {
-  cluster_.Elect();
-  cluster_.AdmitAll();
-  cluster_.versions = 3;
-  EXPECT_EQ(cluster_.Wait(cluster_.Admit(1, "c")).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST_F(JobLeaderTest, ALostReplicaNodeIsReplacedAndTheTrainerIsTold) {

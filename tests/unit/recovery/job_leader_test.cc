@@ -113,53 +113,6 @@ TEST_F(JobLeaderTest, RanksOfOneJobAgreeOnItsPolicy) {
   EXPECT_EQ(cluster_.Wait(cluster_.Admit(1, "c")).status().code(), StatusCode::kInvalidArgument);
 }
 
-// A job whose first registration is refused never was: its record does not stay.
-TEST_F(JobLeaderTest, AJobThatNobodyWasLetIntoIsEnded) {
-  cluster_.replicas = 2;
-  cluster_.node("b").has_memory = false;  // "c" has promised when "b" refuses.
-  cluster_.Elect();
-  const auto first = cluster_.Admit(0, "a");
-  const auto second = cluster_.Admit(1, "a");
-  EXPECT_EQ(cluster_.Wait(first).status().code(), StatusCode::kNoSpace);
-  EXPECT_EQ(cluster_.Wait(second).status().code(), StatusCode::kNoSpace);
-  EXPECT_TRUE(cluster_.ReadRecord().ended());
-  EXPECT_TRUE(cluster_.RunUntil([&] {
-    const auto& state = cluster_.node("c").state;
-    return state.has_value() && state->ended();  // Then it lets go of what it had promised.
-  }));
-  // Nothing is promised for those who were refused, whoever joins.
-  cluster_.node("b").has_memory = true;
-  cluster_.node("b").reserved.clear();
-  cluster_.Kill("c");
-  cluster_.Revive("c");
-  cluster_.executor().RunFor(std::chrono::seconds(5));
-  EXPECT_TRUE(cluster_.node("b").reserved.empty());
-  // Another try is another job.
-  cluster_.AdmitAll();
-  EXPECT_FALSE(cluster_.ReadRecord().ended());
-}
-
-TEST_F(JobLeaderTest, AJobThatTheDomainsCannotSatisfyIsEndedAndMayTryAgain) {
-  cluster_.replicas = 3;
-  cluster_.Elect();
-  EXPECT_EQ(cluster_.Wait(cluster_.Admit(0, "a")).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_TRUE(cluster_.ReadRecord().ended());
-  EXPECT_TRUE(cluster_.Happened(timeline::kEnded));
-  cluster_.replicas = 1;
-  EXPECT_TRUE(cluster_.Wait(cluster_.Admit(0, "a")).ok());
-  EXPECT_FALSE(cluster_.ReadRecord().ended());
-}
-
-TEST_F(JobLeaderTest, ARefusalEndsNoJobThatSomebodyWasLetInto) {
-  cluster_.Elect();
-  ASSERT_TRUE(cluster_.Wait(cluster_.Admit(0, "a")).ok());
-  cluster_.node("a").has_memory = false;
-  cluster_.node("c").has_memory = false;
-  EXPECT_EQ(cluster_.Wait(cluster_.Admit(1, "b")).status().code(), StatusCode::kNoSpace);
-  cluster_.executor().RunFor(std::chrono::seconds(1));
-  EXPECT_FALSE(cluster_.ReadRecord().ended());
-}
-
 TEST_F(JobLeaderTest, ALostReplicaNodeIsReplacedAndTheTrainerIsTold) {
   StartJob();
   cluster_.Kill("b");
@@ -511,39 +464,6 @@ TEST_F(JobLeaderTest, AFaultIsToldOnceWithItsTime) {
     EXPECT_THAT(event.detail(), HasSubstr("peer closed"));
   }
   EXPECT_EQ(seen, 1);
-}
-
-// Fenced is not fine: whoever asks is told since when, by whom, and who is gone.
-TEST_F(JobLeaderTest, AFenceIsShownUntilTheJobGoesOn) {
-  StartJob();
-  Commit(10);
-  cluster_.executor().RunFor(std::chrono::seconds(1));
-  EXPECT_FALSE(cluster_.ReadStatus().has_fence());
-  const int64_t seen = cluster_.executor().clock().UnixMillis() - 500;
-  const auto fence = [&](uint64_t generation, int64_t unix_ms, uint32_t rank) {
-    wire::Request request;
-    request.mutable_report_fence()->set_generation(generation);
-    request.mutable_report_fence()->set_rank(rank);
-    request.mutable_report_fence()->set_reason("peer closed");
-    request.mutable_report_fence()->set_seen_unix_ms(unix_ms);
-    EXPECT_TRUE(cluster_.Wait(cluster_.Ask("a", request)).ok());
-  };
-  fence(7, seen, 0);  // Of no generation that there is.
-  EXPECT_FALSE(cluster_.ReadStatus().has_fence());
-  fence(1, seen, 0);
-  fence(1, seen + 100, 1);
-  cluster_.node("b").trainers.clear();
-  cluster_.executor().RunFor(std::chrono::seconds(1));
-  const wire::LeaderStatusReply fenced = cluster_.ReadStatus();
-  ASSERT_TRUE(fenced.has_fence());
-  EXPECT_EQ(fenced.fence().unix_ms(), seen) << "the first counts";
-  EXPECT_EQ(fenced.fence().by(), "rank 0 on a: peer closed");
-  EXPECT_THAT(fenced.fence().gone_ranks(), ::testing::ElementsAre(1));
-  // The next generation is not fenced.
-  cluster_.AdmitAll();
-  cluster_.ReconfigureAll("u2", 1);
-  EXPECT_FALSE(cluster_.ReadStatus().has_fence());
-  EXPECT_TRUE(cluster_.ReadStatus().waiting_uuid().empty());
 }
 
 // ---- The end ----

@@ -365,26 +365,6 @@ TEST_F(ReconfigurerTest, ANewLeaderThatFindsClosingGoesOnWithTheInventory) {
   EXPECT_EQ(cluster_.ReadRecord().generation(), 2u);
 }
 
-// Closed, and all who called have gone: nobody is present, and the time counts.
-TEST_F(ReconfigurerTest, AClosedGenerationThatNobodyWaitsForMissesAllRanks) {
-  StartJob();
-  Commit(10);
-  EXPECT_EQ(cluster_.ReadStatus().waiting_since_unix_ms(), 0);
-  for (const char* name : {"a", "b", "c"}) cluster_.node(name).answers = false;
-  const auto first = cluster_.Call("u2", 0, "a", 1, /*timeout_ms=*/2000);
-  const auto second = cluster_.Call("u2", 1, "b", 1, /*timeout_ms=*/2000);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.ReadRecord().closing_uuid() == "u2"; }));
-  const int64_t since = cluster_.ReadStatus().waiting_since_unix_ms();
-  EXPECT_GT(since, 0);
-  EXPECT_FALSE(cluster_.Wait(first).ok());
-  EXPECT_FALSE(cluster_.Wait(second).ok());
-  cluster_.executor().RunFor(std::chrono::seconds(5));
-  const wire::LeaderStatusReply status = cluster_.ReadStatus();
-  EXPECT_EQ(status.waiting_uuid(), "u2");
-  EXPECT_EQ(status.waiting_since_unix_ms(), since);
-  EXPECT_EQ(status.missing_ranks_size(), 2);
-}
-
 TEST_F(ReconfigurerTest, ADeposedLeaderDecidesNothing) {
   StartJob();
   Commit(10);

@@ -15,6 +15,13 @@ inline constexpr uint32_t kLocalProtocolVersion = 1;
 
 // Of one frame without its length word. Fits the largest manifest (64 MiB) with its envelope.
 inline constexpr size_t kFrameBytesMax = 96 * kMiB;
+// The same, of what a connection sends before the service knows it: before Hello was accepted, and
+// before a claim with the job's token was.
+inline constexpr size_t kHelloFrameBytesMax = 4 * kKiB;
+inline constexpr size_t kUnclaimedFrameBytesMax = 64 * kKiB;
+static_assert(kHelloFrameBytesMax < kUnclaimedFrameBytesMax &&
+              kUnclaimedFrameBytesMax < kFrameBytesMax);
+static_assert(3 * kNameBytesMax < kHelloFrameBytesMax, "job, token and shard are in one frame");
 // Descriptors that may come with one frame: a slot's data and its control page.
 inline constexpr size_t kFrameDescriptorsMax = 2;
 // Frames that wait for the socket, in bytes. A service that does not read makes calls fail, not

@@ -61,36 +61,6 @@ Status CheckFlat(const TensorSpec& tensor) {
 
 }  // namespace
 
-uint64_t DtypeBytes(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFp8E4m3:
-    case Dtype::kFp8E5m2:
-    case Dtype::kInt8:
-    case Dtype::kUint8:
-    case Dtype::kBool:
-      return 1;
-    case Dtype::kBf16:
-    case Dtype::kFp16:
-    case Dtype::kInt16:
-      return 2;
-    case Dtype::kFp32:
-    case Dtype::kInt32:
-      return 4;
-    case Dtype::kFp64:
-    case Dtype::kInt64:
-      return 8;
-  }
-  return 0;
-}
-
-const char* DtypeName(Dtype dtype) {
-  static constexpr const char* kNames[] = {"no dtype", "bf16",  "fp16", "fp8_e4m3", "fp8_e5m2",
-                                           "fp32",     "fp64",  "int8", "int16",    "int32",
-                                           "int64",    "uint8", "bool"};
-  const auto number = static_cast<uint32_t>(dtype);
-  return number < std::size(kNames) ? kNames[number] : kNames[0];
-}
-
 std::string ShapeText(std::span<const uint64_t> shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) {

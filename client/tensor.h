@@ -7,28 +7,13 @@
 #include <string_view>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/status.h"
 
 namespace backstay::client {
 
 // Numbers of the manifest's format and of backstay.h.
-enum class Dtype : uint32_t {
-  kBf16 = 1,
-  kFp16 = 2,
-  kFp8E4m3 = 3,
-  kFp8E5m2 = 4,
-  kFp32 = 5,
-  kFp64 = 6,
-  kInt8 = 7,
-  kInt16 = 8,
-  kInt32 = 9,
-  kInt64 = 10,
-  kUint8 = 11,
-  kBool = 12,
-};
-// 0 for a number that is no dtype.
-uint64_t DtypeBytes(Dtype dtype);
-const char* DtypeName(Dtype dtype);
+using Dtype = TensorDtype;
 
 enum class SliceKind : uint32_t {
   kWhole = 0,

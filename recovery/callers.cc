@@ -10,7 +10,6 @@ namespace {
 
 using replication::wire::Reconfigure;
 
-constexpr size_t kUuidBytesMax = 64;
 constexpr size_t kRanksNamedMax = 8;
 
 void Answer(Caller& caller, Result<replication::wire::Reply> answer) {
@@ -45,8 +44,9 @@ std::string DescribeMissingRanks(const std::vector<uint32_t>& missing) {
 }
 
 Status Callers::Check(const Reconfigure& request) const {
-  if (request.uuid().empty() || request.uuid().size() > kUuidBytesMax) {
-    return InvalidArgument("a reconfiguration's uuid has 1 to " + std::to_string(kUuidBytesMax) +
+  if (request.uuid().empty() || request.uuid().size() > replication::kUuidBytesMax) {
+    return InvalidArgument("a reconfiguration's uuid has 1 to " +
+                           std::to_string(replication::kUuidBytesMax) +
                            " bytes; get one with NewAttempt");
   }
   if (request.world_size() < 1 || request.world_size() > replication::kWorldSizeMax ||

@@ -94,6 +94,11 @@ void Reconfigurer::Step() {
     }
   }
   AnswerReports();
+  if (UnderWay().empty()) {
+    under_way_since_unix_ms_ = 0;
+  } else if (under_way_since_unix_ms_ == 0) {
+    under_way_since_unix_ms_ = seams_.executor->clock().UnixMillis();
+  }
   if (leader_.members().current) round_.Step(members());
 }
 
@@ -394,23 +399,28 @@ void Reconfigurer::AnswerDecided() {
   }
 }
 
-void Reconfigurer::FillStatus(replication::wire::LeaderStatusReply* status) const {
-  if (!leader_.loaded() || !leader_.exists()) return;
+AttemptUuid Reconfigurer::UnderWay() const {
   for (const auto& [uuid, group] : callers_.groups()) {
-    if (IsDecided(uuid)) continue;
-    status->set_waiting_uuid(uuid.value);
-    status->clear_missing_ranks();
-    for (const uint32_t rank : group.MissingRanks()) status->add_missing_ranks(rank);
+    if (!IsDecided(uuid)) return uuid;
+  }
+  if (!record().closing_uuid().empty()) return AttemptUuid(record().closing_uuid());
+  return record().decision().resumed() ? AttemptUuid() : decided_uuid_;
+}
+
+void Reconfigurer::FillStatus(replication::wire::LeaderStatusReply* status) const {
+  if (!leader_.loaded() || !leader_.exists() || record().ended()) return;
+  const AttemptUuid uuid = UnderWay();
+  if (uuid.empty()) return;
+  status->set_waiting_uuid(uuid.value);
+  status->set_waiting_since_unix_ms(under_way_since_unix_ms_);
+  if (const auto group = callers_.groups().find(uuid);
+      group != callers_.groups().end() && !IsDecided(uuid)) {
+    for (const uint32_t rank : group->second.MissingRanks()) status->add_missing_ranks(rank);
     return;
   }
-  if (!record().closing_uuid().empty()) {
-    status->set_waiting_uuid(record().closing_uuid());  // Its ranks have yet to call again.
-    return;
-  }
-  if (decided_uuid_.empty() || record().decision().resumed()) return;
-  status->set_waiting_uuid(decided_uuid_.value);
   for (uint32_t rank = 0; rank < record().world_size(); ++rank) {
-    const auto it = restores_.find(rank);
+    // Closing, and nobody waits: all have yet to call (again). Decided: to verify their bytes.
+    const auto it = IsDecided(uuid) ? restores_.find(rank) : restores_.end();
     if (it == restores_.end() || !it->second.ok()) status->add_missing_ranks(rank);
   }
 }

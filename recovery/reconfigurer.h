@@ -91,6 +91,9 @@ class Reconfigurer {
   bool SourcesKnown();
   void LearnSources();
   replication::wire::Decision MakeDecision() const;
+  // What the job waits for before it can go on: a reconfiguration that has calls, that closed the
+  // generation, or whose decision has not resumed. Empty: for none.
+  AttemptUuid UnderWay() const;
   void TakeRestores(const NodeInstance& from, const replication::wire::ReportVerified& report);
   ShardId ShardOfRank(const replication::wire::RankRestore& restore) const;
   void StepRestore();
@@ -113,6 +116,7 @@ class Reconfigurer {
   Callers callers_;
   InventoryRound round_;
   Busy busy_ = Busy::kNo;
+  int64_t under_way_since_unix_ms_ = 0;  // 0: no reconfiguration is.
   Instant next_sweep_;
   Instant next_plan_;
   Plan waiting_plan_;                // The last one that waits; for messages.

@@ -4,6 +4,8 @@
 #include <set>
 #include <utility>
 
+#include "base/text.h"
+#include "replication/job_limits.h"
 #include "replication/wire_convert.h"
 
 namespace backstay::recovery {
@@ -37,10 +39,17 @@ void RestoreAgent::Reconfigure(const Caller& caller, const replication::Reconfig
                                Completion<DecisionReply> done) {
   const Result<ClaimAgent*> claim = job_.FindClaim(caller.shard, caller.claim);
   Status refused = claim.status();
-  if (refused.ok() && (request.uuid.empty() || request.uuid.value.size() > kNameBytesMax)) {
+  if (refused.ok() && request.uuid.empty()) {
     refused = InvalidArgument("a reconfiguration of job " + job_.job().value +
                               " without a token: one rank gets it from NewAttempt() and gives it "
                               "to the others");
+  }
+  // No message can carry another one: this node would wait for an answer to what it cannot send.
+  if (refused.ok() && (request.uuid.value.size() > replication::kUuidBytesMax ||
+                       !IsPrintableAscii(request.uuid.value))) {
+    refused =
+        InvalidArgument("a reconfiguration's token is 1 to " +
+                        std::to_string(replication::kUuidBytesMax) + " bytes of printable ASCII");
   }
   if (refused.ok() && request.rank.value >= request.world_size) {
     refused = InvalidArgument("rank " + std::to_string(request.rank.value) +

@@ -106,6 +106,11 @@ void Admission::OnAdmitShard(const NodeInstance& from, const wire::AdmitShard& r
     reply(Unavailable("the leader of job " + job_.value + " is still reading its record"));
     return;
   }
+  if (record_state_ == RecordState::kEnding) {
+    reply(Unavailable("the first registration of job " + job_.value +
+                      " was refused; its record is about to be ended"));
+    return;
+  }
   if (Status status = Check(request); !status.ok()) {
     reply(std::move(status));
     return;
@@ -242,6 +247,7 @@ void Admission::FitRecord(const wire::AdmitShard& request) {
   const auto on_written = [this, created](const Status& status) {
     record_state_ = status.ok() ? RecordState::kFits : RecordState::kUnchecked;
     if (status.ok() && created) {
+      record_is_new_ = true;
       timeline_.Add(timeline::kJobCreated,
                     std::to_string(policy_.world_size()) + " ranks, " +
                         std::to_string(policy_.replicas()) + " replicas, " +
@@ -305,7 +311,10 @@ bool Admission::WindowIsOver() const {
 }
 
 void Admission::Step() {
-  if (place_needed_ && record_.loaded() && record_state_ != RecordState::kWriting) Place();
+  const bool record_is_changing =
+      record_state_ == RecordState::kWriting || record_state_ == RecordState::kEnding;
+  if (place_needed_ && record_.loaded() && !record_is_changing) Place();
+  if (end_needed_ && record_state_ != RecordState::kEnding) SettleRefusals();  // It failed once.
   for (auto it = unsettled_.begin(); it != unsettled_.end();) {
     const auto found = members_.find(*it);
     if (found == members_.end() || IsWaiting(found->second)) {
@@ -357,6 +366,7 @@ void Admission::Place() {
   for (const ShardId& id : refused) {
     Refuse(id, placement.CheckPolicy(job_, members_.at(id).replicas));
   }
+  if (!refusals_.empty()) SettleRefusals();
 }
 
 void Admission::PlaceMember(Placement& placement, const ShardId& id, ShardMember& member) {
@@ -370,15 +380,15 @@ void Admission::PlaceMember(Placement& placement, const ShardId& id, ShardMember
   if (chosen.size() < member.replicas && record_.record().generation() == 0 &&
       !member.refused.empty() && IsWaiting(member)) {
     // The domains would do, the memory does not.
+    for (const auto& [node, target] : member.targets) GiveBack(id, target.node);
     member.targets.clear();
     std::string text;
     for (const auto& [node, why] : member.refused) text += "; " + node.value + ": " + why;
-    if (member.reply) {
-      std::exchange(member.reply, nullptr)(
-          NoSpace("job " + job_.value + ", shard " + id.value + ": " +
-                  std::to_string(member.replicas) + " replicas are wanted, and only " +
-                  std::to_string(chosen.size()) + " nodes have room" + text));
-    }
+    refusals_.push_back(
+        {std::exchange(member.reply, nullptr),
+         NoSpace("job " + job_.value + ", shard " + id.value + ": " +
+                 std::to_string(member.replicas) + " replicas are wanted, and only " +
+                 std::to_string(chosen.size()) + " nodes have room" + text)});
     return;
   }
   for (auto it = member.targets.begin(); it != member.targets.end();) {
@@ -486,11 +496,48 @@ void Admission::Finish(const ShardId& id, ShardMember& member) {
 
 void Admission::Refuse(const ShardId& id, const Status& why) {
   const auto it = members_.find(id);
-  ReplyFunction reply = std::move(it->second.reply);
+  refusals_.push_back({std::move(it->second.reply), why});
   for (const auto& [node, target] : it->second.targets) GiveBack(id, target.node);
   members_.erase(it);
   ++version_;
-  if (reply) reply(why);
+}
+
+void Admission::SettleRefusals() {
+  end_needed_ = NobodyIsLeft();
+  if (!end_needed_) return AnswerRefusals();
+  record_state_ = RecordState::kEnding;
+  const auto end = [now = seams_.executor->clock().UnixMillis()](const wire::JobRecord& current) {
+    return EndRecord(current, now);
+  };
+  const auto on_ended = [this](const Status& status) {
+    record_state_ = RecordState::kUnchecked;
+    if (status.ok()) {
+      record_is_new_ = false;
+      end_needed_ = false;
+      // Not to be placed for nobody when a node joins.
+      std::erase_if(members_, [](const auto& entry) { return !entry.second.reply; });
+      ++version_;
+      timeline_.Add(timeline::kEnded, "its first registration was refused",
+                    Generation(record_.record().generation()));
+    }
+    AnswerRefusals();
+    on_change_();
+  };
+  record_.Apply(end, {}, lifetime_.Wrap(on_ended));
+}
+
+bool Admission::NobodyIsLeft() const {
+  const wire::JobRecord& record = record_.record();
+  return record_is_new_ && !record.ended() && record.decision().uuid().empty() &&
+         std::ranges::all_of(members_, [](const auto& entry) {
+           return IsWaiting(entry.second) && !entry.second.reply;
+         });
+}
+
+void Admission::AnswerRefusals() {
+  for (Refusal& refusal : std::exchange(refusals_, {})) {
+    if (refusal.reply) refusal.reply(refusal.why);
+  }
 }
 
 void Admission::GiveBack(const ShardId& id, const NodeInstance& node) {
@@ -504,6 +551,9 @@ void Admission::GiveBack(const ShardId& id, const NodeInstance& node) {
 void Admission::FailAll(const Status& why) {
   for (auto& [id, member] : members_) {
     if (member.reply) std::exchange(member.reply, nullptr)(why);
+  }
+  for (Refusal& refusal : std::exchange(refusals_, {})) {
+    if (refusal.reply) refusal.reply(why);
   }
 }
 

@@ -26,7 +26,7 @@ namespace backstay::replication {
 // Failure: a target without memory is passed over; one that does not answer is asked again until
 //          it is lost. Refused for good: another token, numbers out of range, a policy that the
 //          failure domains cannot satisfy (only for a job without state: one that lost nodes goes
-//          on under-protected).
+//          on under-protected). A job that nobody was let into is ended again.
 class Admission {
  public:
   Admission(JobName job, const LeaderSeams& seams, const LeaderConfig& config, RecordWriter& record,
@@ -48,7 +48,16 @@ class Admission {
   std::vector<PlacementNode> PlacementNodes() const;
 
  private:
-  enum class RecordState { kUnchecked, kWriting, kFits };
+  enum class RecordState {
+    kUnchecked,
+    kWriting,
+    kFits,
+    kEnding,  // Of a job that never was: every first admission was refused.
+  };
+  struct Refusal {
+    ReplyFunction reply;
+    Status why;
+  };
 
   Status Check(const wire::AdmitShard& request) const;
   Status CheckAgainstOthers(const ShardId& shard, const wire::AdmitShard& request) const;
@@ -64,6 +73,11 @@ class Admission {
   void OnReserved(const ShardId& id, const NodeInstance& node, const Result<wire::Reply>& reply);
   void Finish(const ShardId& id, ShardMember& member);
   void Refuse(const ShardId& id, const Status& why);
+  // Ends the record that this leader made, if nobody whom it was made for is left. A refusal is
+  // told after that, so that whoever tries again at once finds the job gone.
+  void SettleRefusals();
+  bool NobodyIsLeft() const;
+  void AnswerRefusals();
   void GiveBack(const ShardId& id, const NodeInstance& node);
 
   const JobName job_;
@@ -76,8 +90,11 @@ class Admission {
   const std::function<void()> on_change_;
 
   RecordState record_state_ = RecordState::kUnchecked;
-  wire::AdmitShard policy_;    // Whose policy the record has, or is being given.
-  bool place_needed_ = false;  // Members or nodes have changed since the last placement.
+  wire::AdmitShard policy_;        // Whose policy the record has, or is being given.
+  bool record_is_new_ = false;     // This leader made it.
+  bool end_needed_ = false;        // It was made for nobody, and is not ended yet.
+  std::vector<Refusal> refusals_;  // To be answered by SettleRefusals().
+  bool place_needed_ = false;      // Members or nodes have changed since the last placement.
   uint64_t version_ = 0;
   uint64_t claim_count_ = 0;  // First admissions of this leader.
   std::map<ShardId, ShardMember> members_;

@@ -5,7 +5,6 @@
 
 #include "base/log.h"
 #include "replication/job_record.h"
-#include "replication/leader_status.h"
 #include "replication/peer_router.h"
 
 namespace backstay::replication {
@@ -198,18 +197,22 @@ void JobLeader::TakeReports(const NodeInstance& from,
 
 void JobLeader::OnReportFence(const wire::Request& request, ReplyFunction reply) {
   const wire::ReportFence& fence = request.report_fence();
+  if (!record_.loaded()) {
+    reply(Unavailable("the leader of job " + job_.value + " is still reading its record"));
+    return;
+  }
   const std::string text = "rank " + std::to_string(fence.rank()) + " on " +
                            request.header().from().node_id() +
                            (fence.reason().empty() ? "" : ": " + fence.reason());
+  const Generation fenced(fence.generation());
   // Repeated until it is answered: told once.
-  const auto same = [&](const wire::TimelineEvent& event) {
-    return event.what() == timeline::kFaultSeen && event.detail() == text &&
-           event.generation() == fence.generation();
-  };
-  if (std::ranges::none_of(timeline_.events(), same)) {
-    timeline_.AddAt(fence.seen_unix_ms(), timeline::kFaultSeen, text,
-                    Generation(fence.generation()));
-    timeline_.Add(timeline::kFenced, text, Generation(fence.generation()));
+  if (!timeline_.Has(timeline::kFaultSeen, text, fenced)) {
+    timeline_.AddAt(fence.seen_unix_ms(), timeline::kFaultSeen, text, fenced);
+    timeline_.Add(timeline::kFenced, text, fenced);
+  }
+  if (fenced == generation() && fence_.generation != fenced) {
+    const int64_t now = seams_.executor->clock().UnixMillis();  // The other clock may be anything.
+    fence_ = {fenced, fence.seen_unix_ms() > 0 ? std::min(fence.seen_unix_ms(), now) : now, text};
   }
   reply(wire::Reply());
 }
@@ -584,9 +587,11 @@ void JobLeader::FillStatus(wire::LeaderStatusReply* status) const {
   input.tracker = &tracker_;
   input.trainers = &trainers_;
   input.abandoned = &abandoned_;
+  input.fence = &fence_;
   input.describe_missing = [this](const ShardId& shard) { return DescribeMissing(shard); };
   FillRecordStatus(input, status);
   FillSnapshots(input, status);
+  FillFence(input, status);
   FillOutlook(input, status);
   for (const wire::TimelineEvent& event : timeline_.events()) *status->add_timeline() = event;
 }

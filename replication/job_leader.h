@@ -16,6 +16,7 @@
 #include "replication/job_members.h"
 #include "replication/leader_calls.h"
 #include "replication/leader_seams.h"
+#include "replication/leader_status.h"
 #include "replication/membership.h"
 #include "replication/record_writer.h"
 #include "replication/repairer.h"
@@ -134,6 +135,7 @@ class JobLeader {
   std::set<NodeInstance> alive_;
   Instant last_loss_;
   Generation resumed_generation_;
+  GenerationFence fence_;
   uint64_t told_assignments_ = 0;  // admission_.version() of the index below.
   // The assignments that concern a node: as the primary's, a replica's or an earlier primary's.
   std::map<NodeId, std::vector<wire::Assignment>> assignments_;

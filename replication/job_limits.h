@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace backstay::replication {
@@ -8,5 +9,6 @@ namespace backstay::replication {
 inline constexpr uint32_t kReplicasMax = 3;       // On other failure domains than the primary's.
 inline constexpr uint32_t kVersionsMax = 16;      // Committed snapshots kept, at least 1.
 inline constexpr uint32_t kWorldSizeMax = 65536;  // Ranks.
+inline constexpr size_t kUuidBytesMax = 63;       // Of a reconfiguration's token, printable ASCII.
 
 }  // namespace backstay::replication

@@ -76,6 +76,16 @@ std::map<uint64_t, NodeInstance> LiveTrainers::InGeneration(Generation generatio
   return found;
 }
 
+std::set<uint32_t> LiveTrainers::RanksIn(Generation generation) const {
+  std::set<uint32_t> ranks;
+  for (const auto& [id, node] : nodes_) {
+    for (const auto& [number, trainer] : node.trainers) {
+      if (trainer.generation() == generation.value) ranks.insert(trainer.rank());
+    }
+  }
+  return ranks;
+}
+
 std::vector<uint32_t> LiveTrainers::RanksOn(const NodeId& node) const {
   std::vector<uint32_t> ranks;
   const auto it = nodes_.find(node);

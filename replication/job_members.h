@@ -39,6 +39,7 @@ class LiveTrainers {
   bool HasTrainers(const NodeId& node) const;
   // Trainers that are in `generation`, by their process number.
   std::map<uint64_t, NodeInstance> InGeneration(Generation generation) const;
+  std::set<uint32_t> RanksIn(Generation generation) const;
   std::vector<uint32_t> RanksOn(const NodeId& node) const;
   // As which ranks live trainers take part in a reconfiguration.
   std::set<uint32_t> RanksRestoring(const AttemptUuid& uuid) const;

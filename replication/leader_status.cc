@@ -230,6 +230,21 @@ void FillSnapshots(const StatusInput& input, wire::LeaderStatusReply* status) {
   }
 }
 
+void FillFence(const StatusInput& input, wire::LeaderStatusReply* status) {
+  const Generation generation(input.record->generation());
+  if (input.fence->unix_ms == 0 || input.fence->generation != generation) return;
+  wire::GenerationFence* fence = status->mutable_fence();
+  fence->set_unix_ms(input.fence->unix_ms);
+  fence->set_by(input.fence->by);
+  for (const auto& [node, domain] : input.tracker->live()) {
+    if (!input.trainers->Heard(node)) return;  // Who is gone is not known.
+  }
+  const std::set<uint32_t> live = input.trainers->RanksIn(generation);
+  for (uint32_t rank = 0; rank < input.record->world_size(); ++rank) {
+    if (!live.contains(rank)) fence->add_gone_ranks(rank);
+  }
+}
+
 void FillOutlook(const StatusInput& input, wire::LeaderStatusReply* status) {
   std::vector<Dependence> kept;
   std::vector<SnapshotId> ids = KeptSet(*input.record);

@@ -36,6 +36,10 @@ struct MembershipOptions {
 // the store does.
 //
 // Thread:  the owning executor. Listeners run there, never inside a method.
+// Memory:  in the store, the record of a live node, and for every node id that ever joined its
+//          start count: some 100 bytes that are never deleted, because grants and lineages name
+//          incarnations for longer than the node lives. Ids that come back cost nothing more; a
+//          cluster that invents ids fills the store's limit (256 MiB) after some two million.
 // Failure: level-triggered: keeps trying, with growing delays, until destroyed or told to leave.
 class Membership {
  public:

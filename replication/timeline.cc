@@ -25,4 +25,11 @@ void Timeline::AddAt(int64_t unix_ms, std::string_view what, std::string detail,
   if (events_.size() > kEventsMax) events_.pop_front();
 }
 
+bool Timeline::Has(std::string_view what, std::string_view detail, Generation generation) const {
+  return std::ranges::any_of(events_, [&](const wire::TimelineEvent& event) {
+    return event.what() == what && event.detail() == detail.substr(0, kDetailBytesMax) &&
+           event.generation() == generation.value;
+  });
+}
+
 }  // namespace backstay::replication

@@ -55,6 +55,7 @@ class Timeline {
   void AddAt(int64_t unix_ms, std::string_view what, std::string detail, Generation generation);
 
   const std::deque<wire::TimelineEvent>& events() const { return events_; }
+  bool Has(std::string_view what, std::string_view detail, Generation generation) const;
 
   static constexpr size_t kEventsMax = 512;
   static constexpr size_t kDetailBytesMax = 1024;

@@ -2,12 +2,16 @@
 
 #include <google/protobuf/arena.h>
 
-#include "base/check.h"
 #include "store/manifest.pb.h"
 
 namespace backstay::store {
 
 namespace {
+
+// The plain enum has the numbers of the format, so that it is cast, not mapped.
+static_assert(static_cast<int>(Dtype::kBf16) == wire::DTYPE_BF16);
+static_assert(static_cast<int>(Dtype::kFp64) == wire::DTYPE_FP64);
+static_assert(static_cast<int>(Dtype::kBool) == wire::DTYPE_BOOL);
 
 struct SliceToWire {
   wire::TensorEntry& to;
@@ -56,58 +60,6 @@ void ToWire(const ShardContents& from, wire::ShardContents& to) {
 }
 
 }  // namespace
-
-uint64_t DtypeBytes(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFp8E4m3:
-    case Dtype::kFp8E5m2:
-    case Dtype::kInt8:
-    case Dtype::kUint8:
-    case Dtype::kBool:
-      return 1;
-    case Dtype::kBf16:
-    case Dtype::kFp16:
-    case Dtype::kInt16:
-      return 2;
-    case Dtype::kFp32:
-    case Dtype::kInt32:
-      return 4;
-    case Dtype::kFp64:
-    case Dtype::kInt64:
-      return 8;
-  }
-  CheckFailed(__FILE__, __LINE__, "dtype", "dtypes are checked where they are decoded");
-}
-
-std::string_view DtypeName(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBf16:
-      return "bf16";
-    case Dtype::kFp16:
-      return "fp16";
-    case Dtype::kFp8E4m3:
-      return "fp8_e4m3";
-    case Dtype::kFp8E5m2:
-      return "fp8_e5m2";
-    case Dtype::kFp32:
-      return "fp32";
-    case Dtype::kFp64:
-      return "fp64";
-    case Dtype::kInt8:
-      return "int8";
-    case Dtype::kInt16:
-      return "int16";
-    case Dtype::kInt32:
-      return "int32";
-    case Dtype::kInt64:
-      return "int64";
-    case Dtype::kUint8:
-      return "uint8";
-    case Dtype::kBool:
-      return "bool";
-  }
-  CheckFailed(__FILE__, __LINE__, "dtype", "dtypes are checked where they are decoded");
-}
 
 std::string EncodeContents(const ShardContents& contents) {
   google::protobuf::Arena arena;

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/hash.h"
 #include "base/ids.h"
 #include "base/slot_control.h"
@@ -35,22 +36,7 @@ inline constexpr uint32_t kWorldSizeMax = 1'000'000;
 static_assert(kShardChunksMax * 16 <= kManifestBytesMax / 2, "room for the tensors");
 
 // Numbers of the format (manifest.proto).
-enum class Dtype : uint8_t {
-  kBf16 = 1,
-  kFp16 = 2,
-  kFp8E4m3 = 3,
-  kFp8E5m2 = 4,
-  kFp32 = 5,
-  kFp64 = 6,
-  kInt8 = 7,
-  kInt16 = 8,
-  kInt32 = 9,
-  kInt64 = 10,
-  kUint8 = 11,
-  kBool = 12,
-};
-uint64_t DtypeBytes(Dtype dtype);
-std::string_view DtypeName(Dtype dtype);  // "fp8_e4m3"
+using Dtype = TensorDtype;
 
 // A name of an entry for messages: quoted, cut short, what cannot be printed as \xNN.
 std::string QuoteName(std::string_view name);

@@ -164,6 +164,9 @@ class CommandTest(unittest.TestCase):
                     done = job.command(*words)
                     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                     self.assertTrue(done.stdout.strip())
+            peers = [peer for node in job.cluster.ask("status")["nodes"] for peer in node["peers"]]
+            self.assertTrue(any(peer["lanes"] > 0 and peer["bytes_read"] > 0 for peer in peers), peers)
+            self.assertEqual([peer for peer in peers if peer["failures"] > 0], [])
             out = f"{job.directory}/shard"
             done = job.command("fetch", JOB, step, "0", out)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -204,6 +207,10 @@ class ServiceTest(unittest.TestCase):
             self.assertIn("--control-address",
                           self.refused("--serve-metadata", "--control-address", "0.0.0.0:7000"))
             self.assertIn("metadata", self.refused("--data-dir", directory))
+            self.assertIn("--domains: at most 16", self.refused("--serve-metadata", "--data-dir", directory, "--domains",
+                                                                ",".join(f"d{i}" for i in range(17))))
+            self.assertIn("--advertise-host", self.refused("--serve-metadata", "--data-dir", directory,
+                                                           "--advertise-host", "h" * 251))
 
     def test_stops_cleanly_and_leaves_its_socket_path_usable(self):
         with Job(2, options()) as job:

@@ -336,6 +336,10 @@ class ClaimTest(ServicesTest):
         code, message = trainer.error("register", self.job, "secret", 0, 1, 3, STATE_BYTES)
         self.assertEqual(code, "invalid argument")
         self.assertIn("4 domains", message)
+        # A job that nobody was let into never was.
+        listed = self.services.cluster.ask("jobs")["jobs"]
+        self.assertEqual([job["job"] for job in listed if job["job"] == self.job and not job["ended"]], [])
+        trainer.call("register", self.job, "secret", 0, 1, 1, STATE_BYTES)
 
     def test_ranks_and_worlds_out_of_range(self):
         trainer = self.services.driver(self.services.nodes[1])

@@ -197,6 +197,7 @@ void AdminQueries::Jobs(Completion<wire::JobsReply> done) {
                   job.set_leader_error(answer->leader_error());
                   job.set_waiting_uuid(answer->leader().waiting_uuid());
                   *job.mutable_missing_ranks() = answer->leader().missing_ranks();
+                  job.set_fenced_unix_ms(answer->leader().fence().unix_ms());
                   job.set_under_protected(
                       static_cast<uint32_t>(answer->leader().state().under_protected_size()));
                   answered();

@@ -144,7 +144,16 @@ Json ReconfigurationJson(const wire::JobReply& job) {
   if (uuid.empty()) return Json();
   return {{"uuid", ShowName(uuid)},
           {"missing_ranks", job.leader().missing_ranks()},
+          {"since_unix_ms", job.leader().waiting_since_unix_ms()},
           {"closing", !job.record().closing_uuid().empty()}};
+}
+
+Json FenceJson(const wire::JobReply& job) {
+  if (!job.leader().has_fence()) return Json();
+  const auto& fence = job.leader().fence();
+  return {{"unix_ms", fence.unix_ms()},
+          {"by", ShowText(fence.by())},
+          {"gone_ranks", fence.gone_ranks()}};
 }
 
 Json SilentJson(const wire::ClusterReply& cluster) {
@@ -190,6 +199,7 @@ Json WhyJson(const wire::JobReply& job, const wire::ClusterReply& cluster, const
           {"newest", newest == nullptr ? Json() : SnapshotJson(*newest)},
           {"decision", DecisionJson(job)},
           {"reconfiguration", ReconfigurationJson(job)},
+          {"fence", FenceJson(job)},
           {"outlook", outlook},
           {"silent_nodes", SilentJson(cluster)},
           {"timeline", timeline},

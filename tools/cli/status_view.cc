@@ -5,6 +5,7 @@
 #include "base/units.h"
 #include "tools/cli/names.h"
 #include "tools/cli/table.h"
+#include "tools/cli/verdict.h"
 #include "tools/cli/view.h"
 
 namespace backstay::tools {
@@ -99,7 +100,8 @@ Json JobJson(const wire::JobOverview& job) {
           {"error", error.empty() ? Json() : Json(ShowText(error))},
           {"last_commit", committed},
           {"under_protected", job.under_protected()},
-          {"reconfiguration", reconfiguration}};
+          {"reconfiguration", reconfiguration},
+          {"fenced_unix_ms", job.fenced_unix_ms()}};
 }
 
 Json JobsJson(const wire::JobsReply& jobs) {
@@ -161,7 +163,7 @@ std::string PeersText(const wire::ClusterReply& cluster) {
   return table.empty() ? "" : "\n" + table.Render();
 }
 
-std::string JobState(const wire::JobOverview& job) {
+std::string JobState(const wire::JobOverview& job, int64_t now_unix_ms) {
   if (!job.record_error().empty()) return ShowText(job.record_error());
   if (job.record().ended()) return "ended";
   if (!job.leader_answered() && job.has_leader()) {
@@ -169,12 +171,14 @@ std::string JobState(const wire::JobOverview& job) {
   }
   if (!job.has_leader()) return "nobody leads it";
   if (!job.waiting_uuid().empty()) {
-    std::string missing;
-    for (const uint32_t rank : job.missing_ranks()) {
-      missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
-    }
     return "reconfiguring, " +
-           (missing.empty() ? std::string("all ranks present") : "waiting for ranks " + missing);
+           (job.missing_ranks().empty()
+                ? std::string("all ranks present")
+                : "waiting for " + RanksText(job.missing_ranks(), job.record().world_size()));
+  }
+  if (job.fenced_unix_ms() != 0) {
+    return "fenced " + FormatAgeSince(job.fenced_unix_ms(), now_unix_ms) +
+           " ago, no rank has called to reconfigure";
   }
   if (job.under_protected() > 0) {
     return Count(job.under_protected(), "shard") + " with too few copies";
@@ -195,7 +199,8 @@ std::string JobsText(const wire::JobsReply& jobs, int64_t now_unix_ms) {
                any ? std::to_string(last.step()) : "-",
                FormatAgeSince(last.committed_unix_ms(), now_unix_ms),
                any ? FormatBytes(last.bytes()) : "-",
-               job.has_leader() ? ShowName(job.leader().node_id()) : "-", JobState(job)});
+               job.has_leader() ? ShowName(job.leader().node_id()) : "-",
+               JobState(job, now_unix_ms)});
   }
   return table.empty() ? "no jobs\n" : table.Render();
 }

@@ -46,8 +46,8 @@ Json ShardJson(const wire::ShardReplicas& shard) {
 std::string OneRankText(const store::Manifest& manifest) {
   Table table({"TENSOR", "DTYPE", "SHAPE", "GLOBAL SHAPE", "SLICE", ">OFFSET", ">BYTES"});
   for (const store::TensorEntry& tensor : manifest.contents.tensors) {
-    table.Add({ShowName(tensor.name), std::string(store::DtypeName(tensor.dtype)),
-               ShapeText(tensor.shape), ShapeText(tensor.global_shape), SliceText(tensor),
+    table.Add({ShowName(tensor.name), std::string(DtypeName(tensor.dtype)), ShapeText(tensor.shape),
+               ShapeText(tensor.global_shape), SliceText(tensor),
                std::to_string(tensor.offset_bytes), FormatBytes(tensor.size_bytes)});
   }
   std::string text = table.empty() ? "no tensors\n" : table.Render();
@@ -89,7 +89,7 @@ std::string MergedText(const std::vector<store::Manifest>& manifests) {
   for (const std::string& name : order) {
     const Merged& merged = tensors[name];
     table.Add(
-        {ShowName(name), std::string(store::DtypeName(merged.first->dtype)),
+        {ShowName(name), std::string(DtypeName(merged.first->dtype)),
          ShapeText(merged.first->global_shape),
          merged.ranks.size() == 1 ? SliceText(*merged.first) : SliceText(*merged.first) + ", ...",
          std::to_string(merged.ranks.size()), FormatBytes(merged.bytes)});
@@ -163,7 +163,7 @@ Json SliceJson(const store::Slice& slice) {
 
 Json TensorJson(const store::TensorEntry& tensor) {
   return {{"name", ShowName(tensor.name)},
-          {"dtype", store::DtypeName(tensor.dtype)},
+          {"dtype", DtypeName(tensor.dtype)},
           {"shape", tensor.shape},
           {"global_shape", tensor.global_shape},
           {"slice", SliceJson(tensor.slice)},

@@ -67,19 +67,40 @@ std::optional<Verdict> JudgeUncommitted(const wire::JobReply& job) {
                                         " after its begin" + reason + "; " + LastCommitText(job)};
 }
 
+// A job that saves nothing until it has reconfigured.
+Verdict JudgeInterrupted(const wire::JobReply& job, Condition condition, int64_t since_unix_ms,
+                         const std::string& text) {
+  const int64_t age = since_unix_ms == 0 ? 0 : job.now_unix_ms() - since_unix_ms;
+  const std::string name = ConditionName(condition);
+  const std::string rest = (since_unix_ms == 0 ? "" : "for " + FormatAge(age) + ", ") + text +
+                           "; " + LastCommitText(job);
+  if (age < kInterruptedOverdueMs) return {condition, name + ": " + rest};
+  return {Condition::kStuck, "stuck: " + name + " " + rest};
+}
+
 Verdict JudgeReconfiguration(const wire::JobReply& job) {
-  std::string missing;
-  for (const uint32_t rank : job.leader().missing_ranks()) {
-    missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+  const auto& leader = job.leader();
+  // The fault came before the first call.
+  const int64_t since =
+      leader.has_fence() ? leader.fence().unix_ms() : leader.waiting_since_unix_ms();
+  const bool decided = leader.waiting_uuid() == leader.decision().uuid();
+  std::string text = "all ranks are present";
+  if (!leader.missing_ranks().empty()) {
+    text = (decided ? "waiting for the bytes of " : "waiting for ") +
+           RanksText(leader.missing_ranks(), leader.world_size());
   }
-  return {
-      Condition::kReconfiguring,
-      "reconfiguring: " +
-          (missing.empty()
-               ? "all ranks are present"
-               : "waiting for rank" +
-                     std::string(job.leader().missing_ranks_size() > 1 ? "s " : " ") + missing) +
-          "; " + LastCommitText(job)};
+  return JudgeInterrupted(job, Condition::kReconfiguring, since, text);
+}
+
+Verdict JudgeFenced(const wire::JobReply& job) {
+  const auto& fence = job.leader().fence();
+  std::string text =
+      "by " + ShowText(fence.by()) + "; nothing is saved until the ranks reconfigure";
+  if (!fence.gone_ranks().empty()) {
+    text +=
+        ", and no trainer is there for " + RanksText(fence.gone_ranks(), job.leader().world_size());
+  }
+  return JudgeInterrupted(job, Condition::kFenced, fence.unix_ms(), text);
 }
 
 Verdict JudgeUnled(const wire::JobReply& job) {
@@ -168,6 +189,8 @@ std::string ConditionName(Condition condition) {
       return "nothing yet";
     case Condition::kEnded:
       return "ended";
+    case Condition::kFenced:
+      return "fenced";
     case Condition::kReconfiguring:
       return "reconfiguring";
     case Condition::kStuck:
@@ -182,6 +205,20 @@ std::string ConditionName(Condition condition) {
   return "unknown";
 }
 
+std::string RanksText(const google::protobuf::RepeatedField<uint32_t>& ranks, uint32_t world_size) {
+  constexpr int kNamedMax = 16;
+  const auto count = static_cast<uint32_t>(ranks.size());
+  if (count > 1 && count == world_size) return "all " + Count(world_size, "rank");
+  std::string text = count == 1 ? "rank " : "ranks ";
+  for (int i = 0; i < std::min(ranks.size(), kNamedMax); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  if (ranks.size() > kNamedMax) {
+    text += " and " + std::to_string(ranks.size() - kNamedMax) + " more";
+  }
+  return text;
+}
+
 Verdict Judge(const wire::JobReply& job) {
   if (job.record().ended() || job.leader().ended()) {
     return {Condition::kEnded,
@@ -194,6 +231,7 @@ Verdict Judge(const wire::JobReply& job) {
     return {Condition::kLost, "lost: " + HealthText(*weakest, others)};
   }
   if (!job.leader().waiting_uuid().empty()) return JudgeReconfiguration(job);
+  if (job.leader().has_fence()) return JudgeFenced(job);
   if (weakest != nullptr) return {Condition::kAtRisk, "at risk: " + HealthText(*weakest, others)};
   if (std::optional<Verdict> stuck = JudgeUncommitted(job)) return *stuck;
   const std::optional<LastCommit> last = FindLastCommit(job);

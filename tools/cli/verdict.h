@@ -26,13 +26,14 @@ enum class Condition {
   kFine,
   kEmpty,  // Nothing is committed, and nothing is wrong.
   kEnded,
+  kFenced,         // A rank saw a fault, and none has called for a reconfiguration yet.
   kReconfiguring,  // Waits for ranks.
-  kStuck,          // The newest save does not get committed.
+  kStuck,          // The newest save does not get committed, or the job does not get going again.
   kAtRisk,         // Fewer replicas than wanted.
   kLost,           // Some committed shard has no holder.
   kUnknown,        // Whoever leads the job does not answer.
 };
-// "fine", "nothing yet", "ended", "reconfiguring", "stuck", "at risk", "lost", "unknown".
+// "fine", "nothing yet", "ended", "fenced", "reconfiguring", "stuck", "at risk", "lost", "unknown".
 std::string ConditionName(Condition condition);
 
 struct Verdict {
@@ -44,8 +45,16 @@ struct Verdict {
 // The one line that an engineer on call reads first. Pure.
 Verdict Judge(const wire::JobReply& job);
 
+// "rank 3", "ranks 0, 2", "all 4 ranks" of a world of 4 (if more than one), and of many the first
+// and "... and 90 more". `ranks` is not empty.
+std::string RanksText(const google::protobuf::RepeatedField<uint32_t>& ranks, uint32_t world_size);
+
 // A save is overdue after this, or after kOverdueFactor times what the last commit took.
 inline constexpr int64_t kOverdueMinMs = 10'000;
 inline constexpr int64_t kOverdueFactor = 3;
+
+// A job that is fenced or reconfiguring for longer than this does not get going by itself: a
+// replacement's start and the restore of all bytes have had their time.
+inline constexpr int64_t kInterruptedOverdueMs = 300'000;
 
 }  // namespace backstay::tools

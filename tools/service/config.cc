@@ -9,6 +9,8 @@
 
 #include "base/slot_control.h"
 #include "base/socket.h"
+#include "base/text.h"
+#include "replication/node_record.h"
 #include "tools/nearest.h"
 #include "tools/version.h"
 
@@ -19,6 +21,14 @@ namespace {
 const CLI::AsSizeValue kByteSize(false);
 
 constexpr Duration kLeaseTtlMin = std::chrono::milliseconds(300);
+
+// What a service says about itself has to fit its record in the metadata store, whose limits are
+// invariants there: CheckNodeRecord().
+constexpr size_t kNodeIdBytesMax = 64;
+constexpr size_t kDomainBytesMax = 128;
+static_assert(kNodeIdBytesMax <= kNameBytesMax);
+static_assert(kDomainBytesMax <= replication::kNodeTextBytesMax);
+constexpr size_t kAddressBytesMax = replication::kNodeTextBytesMax;
 
 std::string HostName() {
   std::array<char, 256> name{};
@@ -100,10 +110,49 @@ Status UnknownName(const CLI::App& app, const std::string& what, const std::stri
                          " --help lists them all");
 }
 
+// `host` with the longest port that may be put behind it.
+Status CheckAddressBytes(const std::string& flag, const std::string& host) {
+  const std::string address = HostPort{host, UINT16_MAX}.ToString();
+  if (address.size() <= kAddressBytesMax) return Status::Ok();
+  return InvalidArgument("--" + flag + ": the address has " + std::to_string(address.size()) +
+                         " bytes; the limit is " + std::to_string(kAddressBytesMax));
+}
+
+// A host alone: the ports are those of the addresses that are listened on.
+Status CheckAdvertisedHost(const std::string& host) {
+  if (host.empty()) return Status::Ok();
+  BACKSTAY_RETURN_IF_ERROR(CheckAddressBytes("advertise-host", host));
+  const HostPort address{host, UINT16_MAX};
+  const bool is_one_host = host.find(':') == std::string::npos
+                               ? HostPort::Parse(address.ToString()).ok()
+                               : ParseLiteral(address).ok();
+  if (is_one_host && IsPrintableAscii(host)) return Status::Ok();
+  return InvalidArgument("--advertise-host: a name or an IP literal, without a port");
+}
+
+Status CheckNames(const ServiceConfig& c) {
+  if (c.node_id.empty() || c.node_id.size() > kNodeIdBytesMax || !IsPrintableAscii(c.node_id)) {
+    return InvalidArgument("--node-id: 1 to " + std::to_string(kNodeIdBytesMax) +
+                           " bytes of printable ASCII");
+  }
+  if (c.domains.size() > replication::kNodeDomainsMax) {
+    return InvalidArgument("--domains: at most " + std::to_string(replication::kNodeDomainsMax) +
+                           " labels, and " + std::to_string(c.domains.size()) + " were given");
+  }
+  for (const std::string& domain : c.domains) {
+    if (domain.empty() || domain.size() > kDomainBytesMax || !IsPrintableAscii(domain)) {
+      return InvalidArgument("--domains: labels of 1 to " + std::to_string(kDomainBytesMax) +
+                             " bytes of printable ASCII");
+    }
+  }
+  return CheckAdvertisedHost(c.advertise_host);
+}
+
 Status CheckAddress(const ServiceConfig& config, const std::string& flag,
                     const std::string& address) {
   const Result<HostPort> endpoint = HostPort::Parse(address);
   if (!endpoint.ok()) return InvalidArgument("--" + flag + ": " + endpoint.status().message());
+  BACKSTAY_RETURN_IF_ERROR(CheckAddressBytes(flag, endpoint->host));
   const Result<std::vector<SocketAddress>> resolved = Resolve(*endpoint);
   if (!resolved.ok()) return InvalidArgument("--" + flag + ": " + resolved.status().message());
   const bool wildcard = endpoint->host == "0.0.0.0" || endpoint->host == "::";
@@ -123,8 +172,7 @@ Status CheckAddress(const ServiceConfig& config, const std::string& flag,
 }  // namespace
 
 Status ValidateServiceConfig(const ServiceConfig& c) {
-  if (c.node_id.empty() || c.node_id.size() > 64)
-    return InvalidArgument("--node-id: 1 to 64 bytes");
+  BACKSTAY_RETURN_IF_ERROR(CheckNames(c));
   BACKSTAY_RETURN_IF_ERROR(CheckAddress(c, "control-address", c.control_address));
   BACKSTAY_RETURN_IF_ERROR(CheckAddress(c, "data-address", c.data_address));
   if (!c.metrics_address.empty()) {
@@ -147,10 +195,6 @@ Status ValidateServiceConfig(const ServiceConfig& c) {
   }
   if (c.lease_ttl < kLeaseTtlMin) return InvalidArgument("--lease-ttl-ms: at least 300");
   if (c.lanes < 1 || c.lanes > 16) return InvalidArgument("--lanes: 1 to 16");
-  for (const std::string& domain : c.domains) {
-    if (domain.empty() || domain.size() > 128)
-      return InvalidArgument("--domains: labels of 1 to 128 bytes");
-  }
   return Status::Ok();
 }
 

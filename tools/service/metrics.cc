@@ -6,6 +6,9 @@
 
 #include <array>
 #include <exception>
+#include <map>
+#include <utility>
+#include <vector>
 
 namespace backstay::tools {
 
@@ -29,11 +32,15 @@ constexpr std::array<MemoryKind, 8> kMemoryKinds = {{
     {"free", &NodeStatusReply::free_slot_bytes},
 }};
 
-using GaugeFamily = prometheus::Family<prometheus::Gauge>;
-
 }  // namespace
 
 struct Metrics::Figures {
+  using GaugeFamily = prometheus::Family<prometheus::Gauge>;
+  struct Series {
+    GaugeFamily* family;
+    prometheus::Gauge* gauge;
+  };
+
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
   std::string node_id;
   GaugeFamily* memory = nullptr;
@@ -44,6 +51,7 @@ struct Metrics::Figures {
   GaugeFamily* shards = nullptr;
   GaugeFamily* trainers = nullptr;
   GaugeFamily* generation = nullptr;
+  std::map<std::string, std::vector<Series>> series_of_job;  // Of the last Update().
   std::unique_ptr<prometheus::Exposer> exposer;  // Last: it is stopped before what it reads goes.
 
   GaugeFamily* Family(const std::string& name, const std::string& help) {
@@ -98,15 +106,35 @@ void Metrics::Update(const NodeStatusReply& status) {
     f.peer_served->Add(labels).Set(static_cast<double>(peer.bytes_served()));
     f.peer_failures->Add(labels).Set(static_cast<double>(peer.failures()));
   }
+  UpdateJobs(status);
+}
+
+void Metrics::UpdateJobs(const NodeStatusReply& status) {
+  Figures& f = *figures_;
+  std::map<std::string, std::vector<Figures::Series>> known = std::move(f.series_of_job);
+  f.series_of_job.clear();
   for (const auto& job : status.jobs()) {
+    std::vector<Figures::Series>& series = f.series_of_job[job.job()];
+    const auto set = [&](Figures::GaugeFamily* family, const prometheus::Labels& labels,
+                         double value) {
+      prometheus::Gauge& gauge = family->Add(labels);
+      gauge.Set(value);
+      series.push_back({family, &gauge});
+    };
     double committed = 0;
     for (const auto& shard : job.shards()) committed += shard.committed() ? 1 : 0;
-    f.shards->Add({{"job", job.job()}, {"committed", "yes"}}).Set(committed);
-    f.shards->Add({{"job", job.job()}, {"committed", "no"}})
-        .Set(static_cast<double>(job.shards_size()) - committed);
-    f.trainers->Add({{"job", job.job()}}).Set(static_cast<double>(job.trainers()));
-    f.generation->Add({{"job", job.job()}}).Set(static_cast<double>(job.generation()));
+    set(f.shards, {{"job", job.job()}, {"committed", "yes"}}, committed);
+    set(f.shards, {{"job", job.job()}, {"committed", "no"}},
+        static_cast<double>(job.shards_size()) - committed);
+    set(f.trainers, {{"job", job.job()}}, static_cast<double>(job.trainers()));
+    set(f.generation, {{"job", job.job()}}, static_cast<double>(job.generation()));
+    known.erase(job.job());
+  }
+  for (const auto& [job, forgotten] : known) {
+    for (const Figures::Series& series : forgotten) series.family->Remove(series.gauge);
   }
 }
+
+int Metrics::port() const { return figures_->exposer->GetListeningPorts().front(); }
 
 }  // namespace backstay::tools

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/socket.h"
 #include "replication/metadata_grpc.h"
+#include "replication/node_record.h"
 #include "store/offload.h"
 #include "tools/version.h"
 
@@ -154,6 +155,9 @@ void Service::OnStoreId(const Result<StoreId>& id) {
   config.record.hosts_simulated = config_.hosts_simulated;
   config.record.version = kVersion;
   if (config.record.domains.empty()) config.record.domains = {config.record.boot_id};
+  if (const Status fits = replication::CheckNodeRecord(config.record); !fits.ok()) {
+    return on_end_(fits);
+  }
   config.store = store_;
   config.chunk_bytes = static_cast<uint32_t>(config_.chunk_bytes);
   config.repair_reserve_bytes = config_.repair_reserve_bytes;
@@ -230,7 +234,7 @@ std::vector<replication::wire::PeerTraffic> Service::Traffic() const {
   const transport::TcpPullerStats read = puller_->Stats();
   std::set<NodeId> peers;
   for (const auto& [node, bytes] : served.bytes_served) peers.insert(node);
-  for (const auto& [node, bytes] : read.bytes_read) peers.insert(node);
+  for (const auto& [node, counts] : read.peers) peers.insert(node);
   for (const NodeId& peer : peers) {
     replication::wire::PeerTraffic& entry = traffic.emplace_back();
     entry.set_node_id(peer.value);
@@ -238,8 +242,10 @@ std::vector<replication::wire::PeerTraffic> Service::Traffic() const {
     if (const auto found = served.bytes_served.find(peer); found != served.bytes_served.end()) {
       entry.set_bytes_served(found->second);
     }
-    if (const auto found = read.bytes_read.find(peer); found != read.bytes_read.end()) {
-      entry.set_bytes_read(found->second);
+    if (const auto found = read.peers.find(peer); found != read.peers.end()) {
+      entry.set_bytes_read(found->second.bytes_read);
+      entry.set_lanes(static_cast<uint32_t>(found->second.lanes_open));
+      entry.set_failures(found->second.failures());
     }
   }
   return traffic;

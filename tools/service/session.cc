@@ -36,10 +36,18 @@ Session::Session(SessionServer& server, SessionId id, UniqueFd fd, pid_t pid,
                  replication::ProcessId process)
     : server_(server), id_(id), fd_(std::move(fd)), pid_(pid), process_(process) {}
 
-Session::~Session() { server_.loop_.UnwatchFd(fd_.get()); }
+Session::~Session() {
+  server_.loop_.CancelTimer(hello_timer_);
+  server_.loop_.UnwatchFd(fd_.get());
+}
 
 Status Session::Start() {
   BACKSTAY_RETURN_IF_ERROR(SetNonBlocking(fd_.get(), true));
+  const Duration timeout = server_.options_.hello_timeout;
+  hello_timer_ = server_.loop_.RunAfter(timeout, lifetime_.Wrap([this, timeout] {
+    Fail(DeadlineExceeded("the client has not said Hello within " +
+                          std::to_string(ToMillis(timeout)) + " ms"));
+  }));
   trainer_ = server_.port_.Connect(process_, this);
   return server_.loop_.WatchFd(fd_.get(), EPOLLIN, [this](uint32_t events) { OnReady(events); });
 }
@@ -70,15 +78,29 @@ Status Session::ReadFrames() {
   return Status::Ok();
 }
 
+size_t Session::FrameBytesMax() const {
+  switch (stage_) {
+    case Stage::kNew:
+      return client::kHelloFrameBytesMax;
+    case Stage::kGreeted:
+      return client::kUnclaimedFrameBytesMax;
+    case Stage::kClaimed:
+      break;
+  }
+  return client::kFrameBytesMax;
+}
+
 Status Session::TakeFrames() {
   size_t at = 0;
   while (received_.size() - at >= sizeof(uint32_t) && !closing_) {
     uint32_t length = 0;
     std::memcpy(&length, received_.data() + at, sizeof(length));
-    if (length > client::kFrameBytesMax) {
+    if (length > FrameBytesMax()) {
       return InvalidArgument("a frame of " + std::to_string(length) +
-                             " bytes is over the limit of " +
-                             std::to_string(client::kFrameBytesMax));
+                             " bytes is over the limit of " + std::to_string(FrameBytesMax()) +
+                             (stage_ == Stage::kNew       ? " before Hello"
+                              : stage_ == Stage::kGreeted ? " before a shard is claimed"
+                                                          : ""));
     }
     if (received_.size() - at - sizeof(length) < length) break;
     wire::ClientFrame frame;
@@ -89,6 +111,8 @@ Status Session::TakeFrames() {
     BACKSTAY_RETURN_IF_ERROR(OnFrame(frame));
   }
   received_.erase(0, at);
+  // One large manifest must not hold its memory for as long as the trainer runs.
+  if (received_.empty() && received_.capacity() > kKeptReceiveBytesMax) received_.shrink_to_fit();
   return Status::Ok();
 }
 
@@ -97,7 +121,7 @@ Status Session::OnFrame(const wire::ClientFrame& frame) {
     OnHello(frame.request(), frame.hello());
     return Status::Ok();
   }
-  if (!greeted_) return InvalidArgument("the first frame must be Hello");
+  if (!greeted()) return InvalidArgument("the first frame must be Hello");
   if (OnClaimRequest(frame) || OnSaveRequest(frame) || OnRecoveryRequest(frame) ||
       OnReadRequest(frame)) {
     return Status::Ok();
@@ -115,7 +139,11 @@ void Session::OnHello(uint64_t request, const wire::Hello& hello) {
                        std::to_string(client::kLocalProtocolVersion) + ": update the older one"));
     return;
   }
-  greeted_ = true;
+  if (!greeted()) {
+    stage_ = Stage::kGreeted;
+    server_.loop_.CancelTimer(hello_timer_);
+    server_.OnGreeted(id_);
+  }
   const NodeInstance self = server_.options_.self();
   wire::ServiceFrame frame;
   frame.set_request(request);
@@ -147,11 +175,12 @@ bool Session::OnClaimRequest(const wire::ClientFrame& frame) {
   const uint64_t request = frame.request();
   switch (frame.body_case()) {
     case wire::ClientFrame::kRegister:
-      trainer_->Register(
-          FromWire(frame.register_()),
-          Answer<replication::ClaimReply>(request, [](const auto& reply, wire::ServiceFrame& out) {
-            ToWire(reply, *out.mutable_register_());
-          }));
+      trainer_->Register(FromWire(frame.register_()),
+                         Answer<replication::ClaimReply>(
+                             request, [this](const auto& reply, wire::ServiceFrame& out) {
+                               stage_ = Stage::kClaimed;
+                               ToWire(reply, *out.mutable_register_());
+                             }));
       return true;
     case wire::ClientFrame::kResize:
       trainer_->Resize(frame.resize().size_bytes(), Answer(request));
@@ -350,7 +379,8 @@ void Session::Send(const wire::ServiceFrame& frame, std::vector<int> fds,
   outgoing.keeps_fds_alive = std::move(keeps_fds_alive);
   queued_bytes_ += outgoing.bytes.size();
   queue_.push_back(std::move(outgoing));
-  if (queued_bytes_ > kQueuedBytesMax) return Fail(NoSpace("the client does not read its replies"));
+  if (queued_bytes_ > (greeted() ? kQueuedBytesMax : kNewQueuedBytesMax))
+    return Fail(NoSpace("the client does not read its replies"));
   Flush();
 }
 

@@ -13,6 +13,7 @@
 #include "base/executor.h"
 #include "base/ids.h"
 #include "base/unique_fd.h"
+#include "base/units.h"
 #include "client/limits.h"
 #include "client/local.pb.h"
 #include "replication/trainer_port.h"
@@ -25,7 +26,8 @@ namespace backstay::tools {
 //
 // Thread:  the event loop's.
 // Memory:  owns the socket and everything queued for it; a slot whose descriptors wait to be sent
-//          is kept alive.
+//          is kept alive. One frame is kept as it comes in: of some KiB until the client has been
+//          welcomed and has claimed a shard.
 // Failure: any broken frame ends this session through SessionServer::Close(), after a last frame
 //          that says why; a reply that comes later is dropped.
 class Session : public replication::TrainerListener {
@@ -39,14 +41,30 @@ class Session : public replication::TrainerListener {
 
   void OnEvent(const replication::TrainerEvent& event) override;
 
+  // Ends the session: says why, and asks the server to close it.
+  void Fail(const Status& status);
+
   // The last frame on a connection, for a client that is not served (any more). Best effort: a
   // client that does not read misses it.
   static void SendFarewell(int fd, const Status& why);
 
+  bool greeted() const { return stage_ != Stage::kNew; }
+
   // A client that does not read its replies is cut off here.
   static constexpr size_t kQueuedBytesMax = 2 * client::kFrameBytesMax;
+  // The same for one that has not been welcomed: room for a refusal of its version.
+  static constexpr size_t kNewQueuedBytesMax = 16 * kKiB;
+  // What is kept for the next frame's bytes once all that came are used up.
+  static constexpr size_t kKeptReceiveBytesMax = 1 * kMiB;
 
  private:
+  // How far the client has come. It is trusted with memory accordingly: anybody may connect.
+  enum class Stage {
+    kNew,      // Nothing but Hello is taken, and only until the server's deadline for it.
+    kGreeted,  // Hello was accepted.
+    kClaimed,  // A claim with the job's token was accepted.
+  };
+
   // A frame on its way out. `fds` go with its first byte and are borrowed from `keeps_fds_alive`.
   struct Outgoing {
     std::string bytes;
@@ -58,6 +76,7 @@ class Session : public replication::TrainerListener {
   void OnReady(uint32_t epoll_events);
   Status ReadFrames();
   Status TakeFrames();
+  size_t FrameBytesMax() const;
   Status OnFrame(const client::wire::ClientFrame& frame);
   // Requests after Hello, by what they belong to; false when the frame is not one of theirs.
   bool OnClaimRequest(const client::wire::ClientFrame& frame);
@@ -81,21 +100,22 @@ class Session : public replication::TrainerListener {
             std::shared_ptr<void> keeps_fds_alive = nullptr);
   void Flush();
   void WaitToWrite(bool waits);
-  void Fail(const Status& status);
 
   SessionServer& server_;
   const SessionId id_;
   const UniqueFd fd_;
   const pid_t pid_;
   const replication::ProcessId process_;
-  bool greeted_ = false;  // Hello was accepted.
+  Stage stage_ = Stage::kNew;
+  TimerId hello_timer_ = kNoTimer;
   bool closing_ = false;  // Close() was asked for: nothing is read or sent any more.
   std::string received_;
   std::deque<Outgoing> queue_;
   size_t queued_bytes_ = 0;
   bool waits_to_write_ = false;  // The loop watches for room in the socket.
-  std::map<uint64_t, replication::SaveHandle>
-      saves_;  // By slot: its latest save. As many as the process has slots.
+  // By slot: its latest save. As many as the process was given slots, each of which is memory that
+  // stays this process's until its exit: the budget is their bound, not the number of saves.
+  std::map<uint64_t, replication::SaveHandle> saves_;
   std::unique_ptr<replication::Trainer> trainer_;
   Lifetime lifetime_;
 };

@@ -1,5 +1,7 @@
 #include "tools/service/session_convert.h"
 
+#include "client/limits.h"
+#include "replication/job_limits.h"
 #include "store/slot_memory.h"
 
 namespace backstay::tools {
@@ -15,6 +17,7 @@ static_assert(static_cast<int>(TrainerEvent::Kind::kFenced) == wire::Event::FENC
 static_assert(static_cast<int>(TrainerEvent::Kind::kProtectedAgain) ==
               wire::Event::PROTECTED_AGAIN);
 static_assert(static_cast<int>(replication::ResumeMode::kFork) == wire::RESUME_FORK);
+static_assert(client::kUuidBytesMax == replication::kUuidBytesMax);
 
 SnapshotId FromWire(const wire::SnapshotRef& snapshot) {
   return {Generation(snapshot.generation()), Step(snapshot.step())};

@@ -78,6 +78,12 @@ Status SessionServer::Admit(UniqueFd& fd) {
   auto session = std::make_unique<Session>(*this, id, std::move(fd), credentials.pid, process);
   BACKSTAY_RETURN_IF_ERROR(session->Start());
   sessions_.emplace(id, std::move(session));
+  silent_.insert(id);
+  if (silent_.size() > kSilentSessionsMax) {
+    sessions_.at(*silent_.begin())
+        ->Fail(NoSpace("more than " + std::to_string(kSilentSessionsMax) +
+                       " connections have not said Hello, this one for the longest"));
+  }
   return Status::Ok();
 }
 
@@ -97,13 +103,22 @@ void SessionServer::OnExit(pid_t pid) {
   const replication::ProcessId id = process->second.id;
   loop_.UnwatchFd(process->second.pidfd.get());
   processes_.erase(process);
-  std::erase_if(sessions_, [&](const auto& entry) { return entry.second->process() == id; });
+  for (auto it = sessions_.begin(); it != sessions_.end();) {
+    const auto session = it++;
+    if (session->second->process() == id) Erase(session->first);
+  }
   Log(LogLevel::kInfo, "trainer process exited", {{"pid", std::to_string(pid)}});
   port_.ProcessExited(id);
 }
 
+void SessionServer::Erase(SessionId session) {
+  silent_.erase(session);
+  sessions_.erase(session);
+}
+
 void SessionServer::Close(SessionId session) {
-  loop_.Post(lifetime_.Wrap([this, session] { sessions_.erase(session); }));
+  silent_.erase(session);  // It counts no more, from now on.
+  loop_.Post(lifetime_.Wrap([this, session] { Erase(session); }));
 }
 
 }  // namespace backstay::tools

@@ -6,8 +6,10 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
+#include "base/clock.h"
 #include "base/event_loop.h"
 #include "base/ids.h"
 #include "base/socket.h"
@@ -41,6 +43,8 @@ class SessionServer {
     // This node's current start; asked at each Hello. Incarnation 0: not admitted to the cluster
     // yet.
     std::function<NodeInstance()> self;
+    // A connection that has not said Hello by then is closed.
+    Duration hello_timeout = std::chrono::seconds(5);
   };
 
   // kUnavailable: another service listens on the path.
@@ -50,6 +54,10 @@ class SessionServer {
   ~SessionServer();
 
   static constexpr size_t kSessionsMax = 1024;
+  // Connections that have not said Hello: at the limit, the one that has been silent for longest
+  // gives way to the next, so that silence never keeps a trainer out.
+  static constexpr size_t kSilentSessionsMax = 128;
+  static_assert(kSilentSessionsMax < kSessionsMax);
 
  private:
   friend class Session;
@@ -70,6 +78,8 @@ class SessionServer {
   // The process behind `pid`, watched until its exit.
   Result<replication::ProcessId> Watch(pid_t pid);
   void OnExit(pid_t pid);
+  void OnGreeted(SessionId session) { silent_.erase(session); }
+  void Erase(SessionId session);
   // Ends a session after the call that is running in it.
   void Close(SessionId session);
 
@@ -81,6 +91,7 @@ class SessionServer {
   uint64_t last_session_ = 0;
   std::map<pid_t, Process> processes_;  // That have connected and live.
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
+  std::set<SessionId> silent_;  // Of sessions_, oldest first: Hello has not come.
   Lifetime lifetime_;
 };
 

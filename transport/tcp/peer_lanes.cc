@@ -31,6 +31,12 @@ PeerLanes::PeerLanes(NodeInstance owner, std::string address, const LaneOptions*
       options_(options),
       counters_(counters) {}
 
+template <typename F>
+void PeerLanes::Count(F change) {
+  const std::lock_guard lock(counters_->mutex);
+  change(counters_->peers[owner_.node]);
+}
+
 PeerLanes::~PeerLanes() {
   {
     const std::lock_guard lock(mutex_);
@@ -128,8 +134,7 @@ void PeerLanes::FinishLocked(LaneState* lane) {
   lane->finished = true;
   if (lane->socket < 0) return;
   lane->socket = -1;
-  const std::lock_guard counters_lock(counters_->mutex);
-  --counters_->lanes_open;
+  Count([](PeerReadCounts& peer) { --peer.lanes_open; });
 }
 
 void PeerLanes::Queue(const std::shared_ptr<ActivePull>& pull) {
@@ -174,11 +179,8 @@ std::optional<Grant> PeerLanes::TakeRelease() {
 }
 
 void PeerLanes::OnReadEnd(LaneState* lane, LaneReadResult result) {
-  {
-    // First, so that who sees the pull's completion sees its bytes counted.
-    const std::lock_guard counters_lock(counters_->mutex);
-    counters_->bytes_read[owner_.node] += result.bytes;
-  }
+  // First, so that who sees the pull's completion sees its bytes counted.
+  Count([&](PeerReadCounts& peer) { peer.bytes_read += result.bytes; });
   const std::lock_guard lock(mutex_);
   const LaneRead read = std::move(lane->reads.front());
   lane->reads.pop_front();
@@ -199,18 +201,14 @@ void PeerLanes::OnConnected(LaneState* lane, int socket) {
   lane->interrupted = false;
   last_logged_.clear();
   if (stopping_) shutdown(socket, SHUT_RDWR);
-  const std::lock_guard counters_lock(counters_->mutex);
-  ++counters_->lanes_open;
+  Count([](PeerReadCounts& peer) { ++peer.lanes_open; });
 }
 
 void PeerLanes::OnConnectFailed(LaneState* lane, const Status& status) {
   const std::lock_guard lock(mutex_);
   FinishLocked(lane);
   if (stopping_) return;
-  {
-    const std::lock_guard counters_lock(counters_->mutex);
-    ++counters_->connects_failed;
-  }
+  Count([](PeerReadCounts& peer) { ++peer.connects_failed; });
   LogOnce(status);
   // With another lane connected the peer is alive and only wants fewer lanes.
   const bool others = std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& other) {
@@ -225,8 +223,7 @@ void PeerLanes::OnConnectFailed(LaneState* lane, const Status& status) {
 void PeerLanes::OnDisconnect(LaneState* lane) {
   const std::lock_guard lock(mutex_);
   lane->socket = -1;
-  const std::lock_guard counters_lock(counters_->mutex);
-  --counters_->lanes_open;
+  Count([](PeerReadCounts& peer) { --peer.lanes_open; });
 }
 
 void PeerLanes::OnLaneFailed(LaneState* lane, const Status& status, bool retry) {
@@ -234,8 +231,7 @@ void PeerLanes::OnLaneFailed(LaneState* lane, const Status& status, bool retry) 
   const bool ours = std::exchange(lane->interrupted, false);
   if (!ours && !retry && !stopping_) {
     LogOnce(status);
-    const std::lock_guard counters_lock(counters_->mutex);
-    ++counters_->lanes_failed;
+    Count([](PeerReadCounts& peer) { ++peer.lanes_failed; });
   }
   const std::deque<LaneRead> reads = std::exchange(lane->reads, {});
   for (const LaneRead& read : reads) {

@@ -73,14 +73,21 @@ struct LaneReadResult {
   uint64_t bytes = 0;
 };
 
+// What a puller has read from one node, whichever start of it.
+struct PeerReadCounts {
+  uint64_t bytes_read = 0;  // Verified or not.
+  uint64_t lanes_open = 0;
+  uint64_t lanes_failed = 0;  // Broken by the peer or the network while reads were outstanding.
+  uint64_t connects_failed = 0;
+
+  uint64_t failures() const { return lanes_failed + connects_failed; }
+};
+
 // Counts of one puller. Thread: any.
 struct PullerCounters {
   std::mutex mutex;  // Guards what follows.
-  uint64_t lanes_open = 0;
-  uint64_t lanes_failed = 0;
-  uint64_t connects_failed = 0;
   uint64_t releases_dropped = 0;
-  std::map<NodeId, uint64_t> bytes_read;
+  std::map<NodeId, PeerReadCounts> peers;
 };
 
 struct LaneOptions {
@@ -159,6 +166,9 @@ class PeerLanes {
   void InterruptLanesOf(const ActivePull* pull);
   void CompleteIfOver(const std::shared_ptr<ActivePull>& pull);
   void LogOnce(const Status& status);
+  // Changes this peer's counts.
+  template <typename F>
+  void Count(F change);
 
   const NodeInstance owner_;
   const std::string address_;

@@ -63,11 +63,16 @@ void TcpPuller::Release(const Grant& grant) {
 
 TcpPullerStats TcpPuller::Stats() const {
   const std::lock_guard lock(counters_.mutex);
-  return {.lanes_open = counters_.lanes_open,
-          .lanes_failed = counters_.lanes_failed,
-          .connects_failed = counters_.connects_failed,
-          .releases_dropped = counters_.releases_dropped,
-          .bytes_read = counters_.bytes_read};
+  TcpPullerStats stats;
+  stats.releases_dropped = counters_.releases_dropped;
+  stats.peers = counters_.peers;
+  for (const auto& [node, peer] : stats.peers) {
+    stats.total.bytes_read += peer.bytes_read;
+    stats.total.lanes_open += peer.lanes_open;
+    stats.total.lanes_failed += peer.lanes_failed;
+    stats.total.connects_failed += peer.connects_failed;
+  }
+  return stats;
 }
 
 PeerLanes* TcpPuller::PeerOf(const Grant& grant) {

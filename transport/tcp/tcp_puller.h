@@ -33,11 +33,9 @@ struct TcpPullerOptions {
 };
 
 struct TcpPullerStats {
-  uint64_t lanes_open = 0;
-  uint64_t lanes_failed = 0;  // Broken by the peer or the network while reads were outstanding.
-  uint64_t connects_failed = 0;
+  PeerReadCounts total;
   uint64_t releases_dropped = 0;
-  std::map<NodeId, uint64_t> bytes_read;  // By owner; verified or not.
+  std::map<NodeId, PeerReadCounts> peers;  // By owner.
 };
 
 // Pulls over TCP: PeerLanes for each start of each peer, frames as in docs/formats/data_plane.md.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "replication/job_limits.h"
 #include "tests/unit/replication/agent_cluster.h"
 
 namespace backstay::recovery {
@@ -72,9 +73,9 @@ class RestoreAgentTest : public ::testing::Test {
     return decision;
   }
   RestoreAgent::Caller Caller() const { return {ShardId("0"), newcomer_.claim}; }
-  Result<DecisionReply> Reconfigure(Duration timeout) {
+  Result<DecisionReply> Reconfigure(Duration timeout, const std::string& uuid = "attempt") {
     replication::ReconfigureRequest request;
-    request.uuid = AttemptUuid("attempt");
+    request.uuid = AttemptUuid(uuid);
     request.world_size = 1;
     request.shard = ShardId("0");
     request.timeout = timeout;
@@ -115,6 +116,18 @@ class RestoreAgentTest : public ::testing::Test {
   wire::ReportVerified report_;
   std::optional<Result<FinishRestoreReply>> finished_;
 };
+
+// Attack: a token of the trainer's own that no message to the leader can carry.
+TEST_F(RestoreAgentTest, ATokenThatIsNotPrintableIsRefusedAtOnce) {
+  for (const std::string& bad : {std::string("u\xff"), std::string("u\0v", 3), std::string("\n"),
+                                 std::string(replication::kUuidBytesMax + 1, 'u'), std::string()}) {
+    EXPECT_EQ(Reconfigure(std::chrono::seconds(10), bad).status().code(),
+              StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(reconfigure_count_, 0);
+  const std::string longest(replication::kUuidBytesMax, '~');
+  EXPECT_TRUE(Reconfigure(std::chrono::seconds(10), longest).ok());
+}
 
 TEST_F(RestoreAgentTest, NobodyResumesBeforeTheLeaderHasRecordedIt) {
   const auto decision = Reconfigure(std::chrono::seconds(10));

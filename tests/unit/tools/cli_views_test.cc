@@ -173,6 +173,45 @@ TEST(Verdict, ReconfigurationNamesWhoIsMissing) {
   EXPECT_EQ(Judge(job).condition, Condition::kLost);
 }
 
+TEST(Verdict, AReconfigurationSaysSinceWhenAndIsStuckInTheEnd) {
+  wire::JobReply job = HealthyJob();
+  job.mutable_leader()->set_waiting_uuid("uuid-3");
+  job.mutable_leader()->set_waiting_since_unix_ms(kNow - 12'000);
+  job.mutable_leader()->add_missing_ranks(0);
+  job.mutable_leader()->add_missing_ranks(1);
+  EXPECT_THAT(Judge(job).text, StartsWith("reconfiguring: for 12.0 s, waiting for all 2 ranks; "));
+  job.mutable_leader()->set_waiting_since_unix_ms(kNow - kInterruptedOverdueMs);
+  EXPECT_EQ(Judge(job).condition, Condition::kStuck);
+  EXPECT_THAT(Judge(job).text, StartsWith("stuck: reconfiguring for 5 min, waiting for all"));
+  EXPECT_FALSE(Judge(job).ok());
+}
+
+// A fault was seen, and nobody reconfigures: the last commit stands, but nothing new is saved.
+TEST(Verdict, AFencedJobIsNotFine) {
+  wire::JobReply job = HealthyJob();
+  auto& fence = *job.mutable_leader()->mutable_fence();
+  fence.set_unix_ms(kNow - 2500);
+  fence.set_by("rank 0 on node-1: peer closed");
+  fence.add_gone_ranks(1);
+  EXPECT_EQ(Judge(job).condition, Condition::kFenced);
+  EXPECT_EQ(Judge(job).text,
+            "fenced: for 2.5 s, by rank 0 on node-1: peer closed; nothing is saved until the ranks "
+            "reconfigure, and no trainer is there for rank 1; step 120 was committed 3.2 s ago");
+  EXPECT_TRUE(Judge(job).ok());
+  const View view = ShowWhy(job, {}, {});
+  EXPECT_EQ(view.json["condition"], "fenced");
+  EXPECT_EQ(view.json["fence"]["unix_ms"], kNow - 2500);
+  EXPECT_EQ(view.json["fence"]["gone_ranks"], Json::array({1}));
+  fence.set_unix_ms(kNow - kInterruptedOverdueMs);
+  EXPECT_EQ(Judge(job).condition, Condition::kStuck);
+  EXPECT_EQ(ShowWhy(job, {}, {}).exit_code, kExitData);
+  // What is lost, or waited for, says more.
+  job.mutable_leader()->set_waiting_uuid("uuid-3");
+  EXPECT_THAT(Judge(job).text, HasSubstr("reconfiguring"));
+  AddUnderProtected(job, 0);
+  EXPECT_EQ(Judge(job).condition, Condition::kLost);
+}
+
 TEST(Verdict, ASilentLeaderIsNotTakenForALoss) {
   wire::JobReply job = HealthyJob();
   job.clear_leader();
@@ -232,6 +271,7 @@ TEST(Why, WhatIsNotThereIsNullAndTheTimelineIsAskedFor) {
   const View view = ShowWhy(HealthyJob(), {}, {});
   EXPECT_TRUE(view.json["newest"].is_null());
   EXPECT_TRUE(view.json["reconfiguration"].is_null());
+  EXPECT_TRUE(view.json["fence"].is_null());
   EXPECT_EQ(view.exit_code, kExitFine);
   EXPECT_THAT(view.text, ::testing::Not(HasSubstr("DETAIL")));
   EXPECT_THAT(ShowWhy(HealthyJob(), {}, {.timeline = true}).text, HasSubstr("DETAIL"));
@@ -294,7 +334,11 @@ TEST(Status, ShowsNodesMemoryPeersAndJobs) {
   EXPECT_TRUE(shown["error"].is_null());
   EXPECT_THAT(view.text, HasSubstr("rack-1/host-1"));
   EXPECT_THAT(view.text, HasSubstr("1.0 TiB"));
-  EXPECT_THAT(view.text, HasSubstr("reconfiguring, waiting for ranks 3"));
+  EXPECT_THAT(view.text, HasSubstr("reconfiguring, waiting for rank 3"));
+  jobs.mutable_jobs(0)->clear_waiting_uuid();
+  jobs.mutable_jobs(0)->set_fenced_unix_ms(kNow - 3200);
+  EXPECT_THAT(ShowStatus(cluster, jobs, kNow).text, HasSubstr("fenced 3.2 s ago"));
+  EXPECT_EQ(ShowJobs(jobs, kNow).json["jobs"][0]["fenced_unix_ms"], kNow - 3200);
 
   cluster.add_nodes()->mutable_node()->set_node_id("node-2");
   cluster.mutable_nodes(1)->set_error("deadline: no answer");

@@ -8,6 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "base/socket.h"
+#include "replication/node_record.h"
+
 namespace backstay::tools {
 namespace {
 
@@ -119,6 +122,52 @@ TEST(ServiceConfig, BadValuesNameTheFlag) {
     const Result<ServiceConfig> config = Parse(arguments);
     ASSERT_EQ(config.status().code(), StatusCode::kInvalidArgument) << bad[0] << " " << bad[1];
     EXPECT_THAT(config.status().message(), HasSubstr(bad[0]));
+  }
+}
+
+std::string LongestDomains(size_t count) {
+  std::string list;
+  for (size_t i = 0; i < count; ++i) list += (i == 0 ? "" : ",") + std::string(128, 'd');
+  return list;
+}
+
+// What passes here must fit the node's record in the metadata store, for whoever keeps that stops
+// the process over one that does not.
+TEST(ServiceConfig, WhatDoesNotFitTheNodesRecordIsRefused) {
+  for (const std::vector<std::string>& bad :
+       std::vector<std::vector<std::string>>{{"--domains", LongestDomains(17)},
+                                             {"--domains", std::string(129, 'd')},
+                                             {"--domains", "rack-\xff"},
+                                             {"--advertise-host", std::string(251, 'h')},
+                                             {"--advertise-host", "10.0.0.1:7420"},
+                                             {"--advertise-host", "[::1]"},
+                                             {"--advertise-host", "host\xff"},
+                                             {"--control-address", std::string(300, 'h') + ":7420"},
+                                             {"--node-id", std::string(65, 'n')},
+                                             {"--node-id", "n\xff"},
+                                             {"--node-id", ""}}) {
+    std::vector<std::string> arguments = {"--serve-metadata"};
+    arguments.insert(arguments.end(), bad.begin(), bad.end());
+    const Result<ServiceConfig> config = Parse(arguments);
+    ASSERT_EQ(config.status().code(), StatusCode::kInvalidArgument) << bad[0] << " " << bad[1];
+    EXPECT_THAT(config.status().message(), HasSubstr(bad[0]));
+  }
+}
+
+TEST(ServiceConfig, TheLongestOfEverythingFitsTheNodesRecord) {
+  const std::string host(replication::kNodeTextBytesMax - std::string(":65535").size(), 'h');
+  const Result<ServiceConfig> config =
+      Parse({"--serve-metadata", "--node-id", std::string(64, 'n'), "--domains",
+             LongestDomains(replication::kNodeDomainsMax), "--advertise-host", host});
+  ASSERT_TRUE(config.ok()) << config.status();
+  replication::NodeRecord record;
+  record.instance.node = NodeId(config->node_id);
+  record.domains = config->domains;
+  record.control_address = HostPort{config->advertise_host, UINT16_MAX}.ToString();
+  record.data_address = record.control_address;
+  EXPECT_TRUE(replication::CheckNodeRecord(record).ok()) << replication::CheckNodeRecord(record);
+  for (const std::string host_alone : {"::1", "10.0.0.1", "node-3.cluster"}) {
+    EXPECT_TRUE(Parse({"--serve-metadata", "--advertise-host", host_alone}).ok()) << host_alone;
   }
 }
 

@@ -238,7 +238,22 @@ void RawClient::Greet() {
   EXPECT_EQ(welcome->frame.hello().node_id(), "n1");
 }
 
-SessionTest::SessionTest() {
+wire::ClientFrame RawClient::Register(uint64_t request) {
+  wire::ClientFrame frame;
+  frame.set_request(request);
+  frame.mutable_register_()->set_job("j");
+  frame.mutable_register_()->set_shard_id("0");
+  return frame;
+}
+
+void RawClient::Claim() {
+  Send(Register(1));
+  const std::optional<Answer> claimed = Receive();
+  ASSERT_TRUE(claimed.has_value());
+  EXPECT_EQ(claimed->code(), StatusCode::kOk) << claimed->frame.DebugString();
+}
+
+SessionTest::SessionTest(Duration hello_timeout) {
   std::string pattern = std::filesystem::temp_directory_path() / "backstay-session-XXXXXX";
   directory_ = ::mkdtemp(pattern.data());
   socket_path_ = directory_ + "/socket";
@@ -246,6 +261,7 @@ SessionTest::SessionTest() {
   options.socket_path = socket_path_;
   options.chunk_bytes = 4096;
   options.version = "test";
+  options.hello_timeout = hello_timeout;
   options.self = [] { return NodeInstance{NodeId("n1"), Incarnation(3)}; };
   Result<std::unique_ptr<SessionServer>> server = SessionServer::Listen(loop_, port_, options);
   EXPECT_TRUE(server.ok()) << server.status();
@@ -262,6 +278,12 @@ SessionTest::~SessionTest() {
 RawClient SessionTest::Greeted() {
   RawClient client = Connected();
   client.Greet();
+  return client;
+}
+
+RawClient SessionTest::Claimed() {
+  RawClient client = Greeted();
+  client.Claim();
   return client;
 }
 

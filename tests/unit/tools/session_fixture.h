@@ -95,11 +95,14 @@ class RawClient {
   std::optional<Answer> Receive();
   // Says Hello and expects to be welcome.
   void Greet();
+  // Claims a shard and expects to get it.
+  void Claim();
   void Close() { fd_.Reset(); }
   int fd() const { return fd_.get(); }
 
   static std::string Encode(const wire::ClientFrame& frame);
   static wire::ClientFrame Hello(uint32_t version = 1);
+  static wire::ClientFrame Register(uint64_t request);
 
  private:
   static constexpr int kWaitMaxMs = 30'000;
@@ -115,11 +118,13 @@ class RawClient {
 // The session server on a loop of its own.
 class SessionTest : public ::testing::Test {
  protected:
-  SessionTest();
+  // Long enough for a test to never meet it.
+  explicit SessionTest(Duration hello_timeout = std::chrono::minutes(1));
   ~SessionTest() override;
 
   RawClient Connected() { return RawClient(socket_path_); }
   RawClient Greeted();
+  RawClient Claimed();
 
   std::string directory_;
   std::string socket_path_;

@@ -41,6 +41,12 @@ void ExpectFarewell(RawClient& client, StatusCode code, const std::string& text)
   EXPECT_FALSE(client.Receive().has_value());
 }
 
+void ExpectRefusedFrame(RawClient& client, size_t size_bytes) {
+  const uint32_t length = static_cast<uint32_t>(size_bytes);
+  client.SendBytes({reinterpret_cast<const char*>(&length), sizeof length});
+  ExpectFarewell(client, StatusCode::kInvalidArgument, std::to_string(length));
+}
+
 // ---- Frames -------------------------------------------------------------------------------------
 
 TEST_F(SessionTest, HelloTellsTheNode) {
@@ -91,15 +97,44 @@ TEST_F(SessionTest, AnEmptyFrameBeforeHelloEndsTheConnection) {
 }
 
 TEST_F(SessionTest, AFrameOverTheLimitEndsTheConnectionBeforeItsBytesCome) {
+  RawClient client = Claimed();
+  ExpectRefusedFrame(client, client::kFrameBytesMax + 1);
+}
+
+// Anybody may connect: memory is for those whom the service knows.
+TEST_F(SessionTest, BeforeHelloAFrameIsSmall) {
+  RawClient client = Connected();
+  ExpectRefusedFrame(client, client::kHelloFrameBytesMax + 1);
+}
+
+TEST_F(SessionTest, BeforeAClaimAFrameIsSmall) {
   RawClient client = Greeted();
-  const uint32_t length = client::kFrameBytesMax + 1;
-  client.SendBytes({reinterpret_cast<const char*>(&length), sizeof length});
-  ExpectFarewell(client, StatusCode::kInvalidArgument, std::to_string(length));
+  ExpectRefusedFrame(client, client::kUnclaimedFrameBytesMax + 1);
+}
+
+TEST_F(SessionTest, TheLargestClaimIsTaken) {
+  RawClient client = Greeted();
+  wire::ClientFrame frame = RawClient::Register(2);
+  frame.mutable_register_()->set_job(std::string(kNameBytesMax, 'j'));
+  frame.mutable_register_()->set_token(std::string(kNameBytesMax, 't'));
+  frame.mutable_register_()->set_shard_id(std::string(kNameBytesMax, 's'));
+  client.Send(frame);
+  EXPECT_EQ(client.Receive()->code(), StatusCode::kOk);
+}
+
+// Attack: a client that is never welcome, and does not read that it is told so.
+TEST_F(SessionTest, RefusalsOfAVersionAreNotQueuedWithoutLimit) {
+  RawClient client = Connected();
+  const std::string hello = RawClient::Encode(RawClient::Hello(9));
+  std::string many;
+  while (many.size() < 16 * kMiB) many += hello;
+  client.SendBytes(many);  // Blocks for ever unless the service reads on or hangs up.
+  EXPECT_TRUE(port_.WaitFor([](const FakePort& port) { return port.ConnectedCount() == 0; }));
 }
 
 // The limit is the client library's own: what it sends, the service takes.
 TEST_F(SessionTest, AFrameAtTheLimitIsTaken) {
-  RawClient client = Greeted();
+  RawClient client = Claimed();
   wire::ClientFrame frame;
   frame.set_request(2);
   frame.mutable_start_copy()->set_contents(std::string(client::kFrameBytesMax - 64, 'c'));
@@ -331,7 +366,7 @@ class ManyDescriptors {
 TEST_F(SessionTest, OneConnectionTooManyIsToldSoUntilAnotherEnds) {
   const ManyDescriptors enough;
   std::vector<RawClient> clients;
-  for (size_t i = 0; i < SessionServer::kSessionsMax; ++i) clients.push_back(Connected());
+  for (size_t i = 0; i < SessionServer::kSessionsMax; ++i) clients.push_back(Greeted());
   ASSERT_TRUE(port_.WaitFor(
       [](const FakePort& port) { return port.ConnectedCount() == SessionServer::kSessionsMax; }));
   RawClient refused = Connected();
@@ -341,6 +376,41 @@ TEST_F(SessionTest, OneConnectionTooManyIsToldSoUntilAnotherEnds) {
     return port.ConnectedCount() == SessionServer::kSessionsMax - 1;
   }));
   Greeted();
+}
+
+// Attack: connections that say nothing keep no trainer out, whoever holds them.
+TEST_F(SessionTest, TheLongestSilentConnectionGivesWay) {
+  const ManyDescriptors enough;
+  RawClient trainer = Greeted();
+  std::vector<RawClient> silent;
+  for (size_t i = 0; i < SessionServer::kSilentSessionsMax; ++i) silent.push_back(Connected());
+  RawClient another = Greeted();
+  ExpectFarewell(silent[0], StatusCode::kNoSpace, "Hello");
+  trainer.Send(BeginFrame(2, 10));
+  EXPECT_EQ(trainer.Receive()->code(), StatusCode::kOk);
+  silent[1].Greet();
+  another.Send(BeginFrame(2, 10));
+  EXPECT_EQ(another.Receive()->code(), StatusCode::kOk);
+}
+
+class ImpatientSessionTest : public SessionTest {
+ protected:
+  ImpatientSessionTest() : SessionTest(std::chrono::seconds(1)) {}
+};
+
+TEST_F(ImpatientSessionTest, AClientThatDoesNotSayHelloIsClosed) {
+  RawClient greeted = Greeted();
+  RawClient silent = Connected();
+  RawClient half = Connected();
+  half.SendBytes(RawClient::Encode(RawClient::Hello()).substr(0, 6));
+  RawClient refused = Connected();
+  refused.Send(RawClient::Hello(9));
+  EXPECT_EQ(refused.Receive()->frame.request(), 1u);
+  ExpectFarewell(silent, StatusCode::kDeadline, "Hello");
+  ExpectFarewell(half, StatusCode::kDeadline, "Hello");
+  ExpectFarewell(refused, StatusCode::kDeadline, "Hello");
+  greeted.Send(BeginFrame(2, 10));  // Whoever has said Hello may take its time.
+  EXPECT_EQ(greeted.Receive()->code(), StatusCode::kOk);
 }
 
 TEST_F(SessionTest, WithoutDescriptorsAConnectionWaits) {

@@ -104,15 +104,17 @@ TEST_F(TcpTransport, LanesAreKeptForLaterPullsAndGrants) {
   StartPuller();
   const Grant first = ExportRegion();
   EXPECT_TRUE(PullAll(first).status.ok());
-  const uint64_t lanes_open = puller_->Stats().lanes_open;
+  const uint64_t lanes_open = puller_->Stats().total.lanes_open;
   EXPECT_GE(lanes_open, 1u);
   EXPECT_LE(lanes_open, puller_options_.lane_count);
+  EXPECT_EQ(puller_->Stats().peers.at(kOwner.node).lanes_open, lanes_open);
+  EXPECT_EQ(puller_->Stats().peers.at(kOwner.node).failures(), 0u);
   for (int i = 0; i < 20; ++i) {
     EXPECT_TRUE(PullAll(first).status.ok());
     EXPECT_TRUE(PullAll(ExportRegion()).status.ok());
   }
   EXPECT_LE(exporter_->Stats().connections_open, puller_options_.lane_count);
-  EXPECT_EQ(puller_->Stats().bytes_read.at(kOwner.node), 41 * region_.size());
+  EXPECT_EQ(puller_->Stats().peers.at(kOwner.node).bytes_read, 41 * region_.size());
   EXPECT_EQ(exporter_->Stats().bytes_served.at(kReader.node), 41 * region_.size());
 }
 
@@ -133,11 +135,11 @@ TEST_F(TcpTransport, AnIdleLaneIsClosed) {
   StartPuller();
   EXPECT_TRUE(PullAll(ExportRegion()).status.ok());
   const auto give_up = std::chrono::steady_clock::now() + kStuckTimeout;
-  while (puller_->Stats().lanes_open + exporter_->Stats().connections_open > 0 &&
+  while (puller_->Stats().total.lanes_open + exporter_->Stats().connections_open > 0 &&
          std::chrono::steady_clock::now() < give_up) {
     std::this_thread::yield();
   }
-  EXPECT_EQ(puller_->Stats().lanes_open, 0u);
+  EXPECT_EQ(puller_->Stats().total.lanes_open, 0u);
   EXPECT_EQ(exporter_->Stats().connections_open, 0u);
   EXPECT_TRUE(PullAll(ExportRegion()).status.ok()) << "a new pull opens a new lane";
 }
@@ -149,7 +151,7 @@ TEST_F(TcpTransport, AnIdleLaneThatTurnsOutDeadIsReplacedSilently) {
   exporter_.reset();
   StartExporter();
   EXPECT_TRUE(PullAll(ExportRegion()).status.ok());
-  EXPECT_EQ(puller_->Stats().lanes_failed, 0u);
+  EXPECT_EQ(puller_->Stats().total.lanes_failed, 0u);
 }
 
 TEST_F(TcpTransport, ARefusedConnectionFailsThePull) {
@@ -159,7 +161,9 @@ TEST_F(TcpTransport, ARefusedConnectionFailsThePull) {
   StartPuller();
   const PullResult result = PullAll(grant);
   EXPECT_EQ(result.status.code(), StatusCode::kUnavailable) << result.status;
-  EXPECT_GE(puller_->Stats().connects_failed, 1u);
+  EXPECT_GE(puller_->Stats().total.connects_failed, 1u);
+  EXPECT_EQ(puller_->Stats().peers.at(kOwner.node).failures(),
+            puller_->Stats().total.connects_failed);
 }
 
 TEST_F(TcpTransport, AnotherClusterIsRefusedByName) {
@@ -341,6 +345,7 @@ TEST_F(TcpTransport, WrongAnswersFailThePull) {
             StatusCode::kUnavailable);
   EXPECT_EQ(code_after([&](RawPeer* p) { p->Send(std::string("nonsense")); }),
             StatusCode::kUnavailable);
+  EXPECT_EQ(puller_->Stats().peers.at(kOwner.node).failures(), 1u) << "of this puller";
   EXPECT_EQ(code_after([&](RawPeer* p) {
               p->Send(ReadEndFrame{.read = 1, .valid_bytes = 0, .status = StatusCode::kStale});
             }),

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -121,6 +122,7 @@ class SimCluster {
   // back.
   std::optional<size_t> PlaceFor(size_t rank) const;
   void ReadRecord();
+  void DescribeLeader(tools::Node& node, std::ostream& out) const;
   void Trace(uint64_t value) { trace_ = SeededRandom(trace_ ^ value).Next(); }
 
   const ClusterOptions options_;

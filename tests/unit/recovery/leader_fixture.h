@@ -32,8 +32,11 @@ struct FakeNode {
   NodeInstance self;
   bool answers = true;     // False: messages to it are lost.
   bool has_memory = true;  // False: refuses to reserve.
+  bool full = false;       // Refuses every repair, its memory reserved or not.
+  bool slow = false;       // Repairs to it never end.
   std::vector<wire::HeldShard> held;
   std::vector<wire::LiveTrainer> trainers;
+  std::set<std::string> ordered;        // Targets of the newest order to replicate rank 0's shard.
   std::optional<wire::JobState> state;  // The newest it was told.
   uint64_t state_generation = 0;        // Of that message's header.
   uint64_t seen_generation = 0;         // Tells it in the headers of its answers.
@@ -82,8 +85,7 @@ class LeaderFixture {
   uint32_t versions = 2;
 
   // The trainer of `rank` on `node` registers; its process number is 100 + rank unless given.
-  Answer Admit(uint32_t rank, const std::string& node, uint64_t trainer = 0,
-               bool repeated = false);
+  Answer Admit(uint32_t rank, const std::string& node, uint64_t trainer = 0, bool repeated = false);
   void AdmitAll();
   Answer Call(const std::string& uuid, uint32_t rank, const std::string& node,
               uint64_t old_generation, uint32_t timeout_ms = 20'000, uint64_t trainer = 0);

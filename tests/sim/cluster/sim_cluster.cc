@@ -368,6 +368,11 @@ bool SimCluster::DamageMemory(size_t node) {
   return n.memory && n.memory->FlipBit(random_.Next());
 }
 
+bool SimCluster::HasHiddenDamage() const {
+  return std::any_of(nodes_.begin(), nodes_.end(),
+                     [](const SimNode& n) { return n.node && n.memory->HasFlippedBit(); });
+}
+
 void SimCluster::AuditRest() {
   for (const SimNode& n : nodes_) {
     if (!n.node) continue;

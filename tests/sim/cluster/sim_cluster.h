@@ -61,6 +61,8 @@ class SimCluster {
   void SetMetadataDown(bool down);
   // Flips one bit of a sealed shard in the memory of `node`; false when it holds none.
   bool DamageMemory(size_t node);
+  // What was damaged may not have been found yet: one copy fewer than everybody believes.
+  bool HasHiddenDamage() const;
 
   // ---- Looking ---------------------------------------------------------------------------------
   bool training() const { return phase_ == Phase::kTraining; }

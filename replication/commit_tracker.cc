@@ -299,6 +299,15 @@ void CommitTracker::OnNotHeld(const NodeInstance& from, const SnapshotId& id,
   if (shard->second.holders.erase(from) > 0) Recount(snapshot->second, shard->second);
 }
 
+void CommitTracker::MarkRestored(const SnapshotId& id) {
+  const auto snapshot = snapshots_.find(id);
+  if (snapshot != snapshots_.end()) snapshot->second.restored = true;
+}
+
+bool CommitTracker::IsIncomplete(const TrackedSnapshot& snapshot) const {
+  return !HasEveryShard(snapshot);
+}
+
 void CommitTracker::Forget(const std::function<bool(const SnapshotId&)>& keep) {
   std::erase_if(snapshots_, [&](const auto& entry) { return !keep(entry.first); });
 }
@@ -318,6 +327,7 @@ std::vector<NodeInstance> CommitTracker::LiveHolders(const TrackedShard& shard) 
 
 std::string CannotCommit(const TrackedSnapshot& snapshot) {
   if (!snapshot.conflict.empty()) return snapshot.conflict;
+  if (snapshot.restored) return "";
   if (!snapshot.failed.empty()) {
     const ShardId& id = *snapshot.failed.begin();
     return "the save of shard " + id.value + " failed: " + snapshot.shards.at(id).error;

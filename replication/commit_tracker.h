@@ -49,6 +49,8 @@ struct TrackedSnapshot {
   std::string conflict;  // Two contents under one name, or world sizes that differ.
   // Why a rank will never have its part: it began a newer step without it, or what it had is lost.
   std::string passed_over;
+  bool restored =
+      false;  // Its shards were found sealed after all, and all ranks started from them.
 };
 
 // Which shards of which snapshots are protected by whom: built from the primaries' reports
@@ -76,6 +78,11 @@ class CommitTracker {
   Status OnHeld(const NodeInstance& from, const wire::HeldShard& held, Instant now);
   // `from` was asked for everything and does not hold it.
   void OnNotHeld(const NodeInstance& from, const SnapshotId& snapshot, const ShardId& shard);
+
+  // The ranks restored it: what was said of its saves before counts for nothing any more.
+  void MarkRestored(const SnapshotId& snapshot);
+  // Some shard of it has no live copy.
+  bool IsIncomplete(const TrackedSnapshot& snapshot) const;
 
   // Drops what `keep` refuses.
   void Forget(const std::function<bool(const SnapshotId&)>& keep);

@@ -30,6 +30,9 @@ HolderAgent::~HolderAgent() {
   for (auto& [shard, reservation] : reservations_) {
     if (reservation.id.value != 0) pool_.Release(reservation.id);
   }
+  for (auto& [name, room] : repair_rooms_) {
+    if (room.id.value != 0) pool_.Release(room.id);
+  }
 }
 
 // ---- Memory -------------------------------------------------------------------------------------
@@ -178,8 +181,10 @@ Status HolderAgent::CheckOffer(const wire::Header& header, const wire::Offer& of
                    " is closing");
     }
     for (const SnapshotId& base : view.pinned) {
-      // Nothing commits before the generation's base has, and its replica needs the slot.
-      if (view.kept.contains(base) || table_.Find({job_, base, name.shard}) != nullptr) continue;
+      // Nothing commits before the generation's base has, and its replica needs the slot: also for
+      // another try, until it is complete.
+      const store::Shard* replica = table_.Find({job_, base, name.shard});
+      if (view.kept.contains(base) || (replica != nullptr && replica->sealed())) continue;
       return Unavailable("the uncommitted base of generation " +
                          std::to_string(view.generation.value) + " comes first: " + ToString(base));
     }
@@ -195,26 +200,76 @@ Status HolderAgent::StartReceiving(const wire::Header& header, const wire::Offer
   if (receivers_.size() >= kReceiversMax) {
     return NoSpace("more than " + std::to_string(kReceiversMax) + " replicas are being received");
   }
+  store::ShardTable::ReceiveRequest request{.name = name,
+                                            .role = store::ShardRole::kHeld,
+                                            .size_bytes = offer.used_bytes(),
+                                            .chunk_bytes = offer.chunk_bytes(),
+                                            .reservation = {},
+                                            .unix_ms = executor_.clock().UnixMillis()};
+  Result<const store::Shard*> shard =
+      Unavailable("no memory is reserved on " + peers_.self().node.value +
+                  " for replicas of shard " + name.shard.value);
   const auto reservation = reservations_.find(name.shard);
-  if (reservation == reservations_.end() || reservation->second.id.value == 0) {
-    return Unavailable("no memory is reserved on " + peers_.self().node.value +
-                       " for replicas of shard " + name.shard.value);
-  }
-  const store::ShardTable::ReceiveRequest request{.name = name,
-                                                  .role = store::ShardRole::kHeld,
-                                                  .size_bytes = offer.used_bytes(),
-                                                  .chunk_bytes = offer.chunk_bytes(),
-                                                  .reservation = reservation->second.id,
-                                                  .unix_ms = executor_.clock().UnixMillis()};
-  Result<const store::Shard*> shard = table_.BeginReceive(request);
-  if (!shard.ok() && shard.status().code() == StatusCode::kUnavailable && DisplaceFor(name, view)) {
+  if (reservation != reservations_.end() && reservation->second.id.value != 0) {
+    request.reservation = reservation->second.id;
     shard = table_.BeginReceive(request);
+    if (!shard.ok() && shard.status().code() == StatusCode::kUnavailable &&
+        DisplaceFor(name, view)) {
+      shard = table_.BeginReceive(request);
+    }
   }
+  if (!shard.ok() && offer.repair()) shard = BeginInRepairReserve(request);
   if (!shard.ok()) return shard.status();
   receivers_[name] = std::make_unique<ReplicaReceiver>(
       name, FromWire(header.from()), offer.repair(), executor_, peers_, table_, puller_,
       lifetime_.Wrap([this, name] { OnReceiverEnded(name); }));
   return Status::Ok();
+}
+
+Result<const store::Shard*> HolderAgent::BeginInRepairReserve(
+    store::ShardTable::ReceiveRequest request) {
+  const ShardName name = request.name;
+  if (repair_rooms_.size() >= kReceiversMax && !repair_rooms_.contains(name)) {
+    return Unavailable("memory for " + std::to_string(kReceiversMax) +
+                       " repairs is being made ready");
+  }
+  const auto [found, is_new] = repair_rooms_.try_emplace(name);
+  RepairRoom& room = found->second;
+  room.last_offer = executor_.Now();
+  if (!room.refusal.ok()) {
+    const Status refusal = room.refusal;
+    repair_rooms_.erase(found);  // The next offer asks again.
+    return refusal;
+  }
+  if (room.id.value != 0) {
+    request.reservation = room.id;
+    Result<const store::Shard*> shard = table_.BeginReceive(request);
+    // A slot that was taken stays with its shard: the promise is not needed any more.
+    pool_.Release(room.id);
+    repair_rooms_.erase(found);
+    return shard;
+  }
+  if (is_new) {
+    pool_.Reserve({.purpose = store::Purpose::kRepair,
+                   .job = job_,
+                   .shard = name.shard,
+                   .slot_bytes = request.size_bytes,
+                   .slot_count = 1,
+                   .chunk_bytes = chunk_bytes_},
+                  lifetime_.Wrap([this, name](Result<store::ReservationId> id) {
+                    const auto made = repair_rooms_.find(name);
+                    const bool wanted = made != repair_rooms_.end() && made->second.id.value == 0;
+                    if (!id.ok()) {
+                      if (wanted) made->second.refusal = id.status();
+                    } else if (wanted) {
+                      made->second.id = *id;
+                    } else {
+                      pool_.Release(*id);
+                    }
+                  }));
+  }
+  return Unavailable("memory for the repair of " + ToString(name) + " is being made ready on " +
+                     peers_.self().node.value);
 }
 
 // Only what nobody was told is held: a replica that was acknowledged in this generation may be
@@ -316,6 +371,17 @@ void HolderAgent::Sweep() {
     if (silent || !peers_.IsAlive(receiver->source())) orphans.push_back(name);
   }
   for (const ShardName& name : orphans) Discard(name);
+  for (auto entry = repair_rooms_.begin(); entry != repair_rooms_.end();) {
+    const RepairRoom& room = entry->second;
+    // What is being made is waited for: it may take long, and ends.
+    const bool ready = room.id.value != 0 || !room.refusal.ok();
+    if (!ready || executor_.Now() - room.last_offer <= kRepairRoomKept) {
+      ++entry;
+      continue;
+    }
+    if (room.id.value != 0) pool_.Release(room.id);
+    entry = repair_rooms_.erase(entry);
+  }
   for (const NodeInstance& reader : exporter_.Readers()) {
     if (!peers_.IsAlive(reader)) exporter_.RevokeReader(reader);
   }

@@ -31,6 +31,8 @@ class HolderAgent {
   static constexpr size_t kReservationsMax = 4096;
   static constexpr size_t kReceiversMax = 4096;
   static constexpr size_t kVerifiesMax = 4;  // At once; each reads a whole shard.
+  // Memory of the repair reserve that was made ready and for which no offer comes any more.
+  static constexpr Duration kRepairRoomKept = std::chrono::seconds(15);
   // How often sources and readers are looked at.
   static constexpr Duration kSweepInterval = std::chrono::milliseconds(500);
 
@@ -56,7 +58,9 @@ class HolderAgent {
   // Reads a suspect shard of this node again and quarantines it if it is bad.
   void VerifyOwn(const ShardName& name, Completion<store::VerifyReport> done);
   bool HasReceiver(const ShardName& name) const { return receivers_.contains(name); }
-  bool HoldsAnything() const { return !reservations_.empty() || !receivers_.empty(); }
+  bool HoldsAnything() const {
+    return !reservations_.empty() || !receivers_.empty() || !repair_rooms_.empty();
+  }
   // Called when a shard was found bad and quarantined.
   void OnQuarantine(std::function<void(const ShardName&)> observer) {
     on_quarantine_ = std::move(observer);
@@ -68,11 +72,20 @@ class HolderAgent {
     uint64_t size_bytes = 0;
     uint32_t slot_count = 0;
   };
+  // One slot of the repair reserve, from the first offer that finds no other until one takes it.
+  struct RepairRoom {
+    store::ReservationId id;  // 0 while it is being made.
+    Status refusal;           // It cannot be made.
+    Instant last_offer;
+  };
 
   Status CheckOffer(const wire::Header& header, const wire::Offer& offer, const ShardName& name,
                     const JobView& view) const;
   Status StartReceiving(const wire::Header& header, const wire::Offer& offer, const ShardName& name,
                         const JobView& view);
+  // For a repair, where the reservation of its shard has no room: what saves were promised and hold
+  // must not keep out what the leader wants restored.
+  Result<const store::Shard*> BeginInRepairReserve(store::ShardTable::ReceiveRequest request);
   // Gives up one uncommitted shard of this id to make room for `name`. False: there is none.
   bool DisplaceFor(const ShardName& name, const JobView& view);
   void OnReceiverEnded(ShardName name);  // A copy: ends the receiver that it came with.
@@ -90,6 +103,7 @@ class HolderAgent {
   std::function<void(const ShardName&)> on_quarantine_;
   std::map<ShardId, HeldReservation> reservations_;
   std::map<ShardName, std::unique_ptr<ReplicaReceiver>> receivers_;
+  std::map<ShardName, RepairRoom> repair_rooms_;
   size_t verify_count_ = 0;
   TimerId sweep_timer_ = kNoTimer;
   Lifetime lifetime_;

@@ -278,7 +278,12 @@ void JobAgent::OnReplicate(const wire::Replicate& replicate, ReplyFunction reply
         parts_.exporter, [this] { ReportSoon(); });
   }
   repair.replicator->SetTargets(nodes);
-  reply(wire::Reply());
+  wire::Reply answer;
+  answer.mutable_replicate();
+  for (const NodeId& node : repair.replicator->Refusing()) {
+    answer.mutable_replicate()->add_refused_nodes(node.value);
+  }
+  reply(std::move(answer));
 }
 
 void JobAgent::OnQuarantine(const ShardName& name) {

@@ -279,12 +279,13 @@ void JobLeader::StepCommits() {
   // it.
   bool earlier_open = false;
   for (const auto& [id, snapshot] : tracker_.snapshots()) {
-    if (!MayCommit(id)) continue;
+    if (!MayCommit(id) || id == refused_base_) continue;
+    const bool is_base = id.generation.value != record_.record().generation();
+    if (is_base) tracker_.MarkRestored(id);
     if (tracker_.IsProtected(snapshot) && CannotCommit(snapshot).empty()) {
       Commit(snapshot);
       return;
     }
-    const bool is_base = id.generation.value != record_.record().generation();
     if (is_base) continue;  // Repaired for as long as it takes: it is what the ranks restored.
     const std::string reason = CannotCommit(snapshot);
     if (!earlier_open && !reason.empty()) {
@@ -305,9 +306,7 @@ void JobLeader::StepCommits() {
 void JobLeader::Commit(const TrackedSnapshot& snapshot) {
   Result<CommitProposal> proposal = ProposeCommit(tracker_, snapshot);
   if (!proposal.ok()) {
-    if (snapshot.id.generation.value == record_.record().generation()) {
-      Abandon(snapshot.id, proposal.status().message());
-    }
+    GiveUp(snapshot.id, proposal.status().message());
     return;
   }
   std::vector<Compare> conditions;
@@ -377,7 +376,7 @@ void JobLeader::WriteCommit(const CommitProposal& proposal, std::vector<Compare>
       if (is_first) timeline_.Add(timeline::kFirstCommit, ToString(id), generation());
     } else if (status.code() == StatusCode::kInvalidArgument) {
       // It would be refused again and again.
-      Abandon(id, status.message());
+      GiveUp(id, status.message());
     } else {
       next_commit_try_ = seams_.executor->Now() + config_.retry_min;
     }
@@ -386,6 +385,18 @@ void JobLeader::WriteCommit(const CommitProposal& proposal, std::vector<Compare>
   record_.Apply(
       [recorded](const wire::JobRecord& record) { return CommitSnapshot(record, recorded); },
       std::move(conditions), lifetime_.Wrap(on_written));
+}
+
+// A base is not abandoned, for the ranks have started from it; the saves after it go on without it.
+void JobLeader::GiveUp(const SnapshotId& id, const std::string& why) {
+  if (id.generation.value == record_.record().generation()) {
+    Abandon(id, why);
+    return;
+  }
+  refused_base_ = id;
+  Log(LogLevel::kError, "the base of the generation cannot be committed",
+      {{"job", job_.value}, {"base", ToString(id)}, {"why", why}});
+  Poke();
 }
 
 void JobLeader::Abandon(const SnapshotId& id, const std::string& why) {
@@ -403,104 +414,6 @@ void JobLeader::Abandon(const SnapshotId& id, const std::string& why) {
   };
   record_.Apply([id](const wire::JobRecord& record) { return AbandonSnapshot(record, id); }, {},
                 lifetime_.Wrap(on_written));
-}
-
-// ---- Replicas ---------------------------------------------------------------------------------
-
-void JobLeader::StepInventory() {
-  inventory_needed_ = false;
-  if (!record_.exists() || record_.record().ended()) return;
-  const Instant now = seams_.executor->Now();
-  for (auto& [id, inventory] : inventories_) {
-    if (inventory.in_flight || now < inventory.next) continue;
-    inventory.in_flight = true;
-    wire::Request request;
-    request.mutable_inventory();
-    const NodeInstance node = inventory.node;
-    const auto on_reply = [this, node](const Result<wire::Reply>& reply) {
-      const auto it = inventories_.find(node.node);
-      if (it == inventories_.end() || it->second.node != node) return;
-      Inventory& asked = it->second;
-      asked.in_flight = false;
-      asked.answered = asked.answered || reply.ok();
-      asked.failures = reply.ok() ? 0 : asked.failures + 1;
-      asked.next =
-          seams_.executor->Now() + (reply.ok() ? config_.inventory_interval : config_.retry_max);
-      if (reply.ok()) OnInventory(node, reply->inventory());
-    };
-    calls_.Send(node, std::move(request), lifetime_.Wrap(on_reply));
-  }
-}
-
-bool JobLeader::InventoryIsComplete() const {
-  return std::ranges::all_of(inventories_, [](const auto& entry) {
-    return entry.second.answered || entry.second.failures >= kInventoryTriesMax;
-  });
-}
-
-void JobLeader::OnInventory(const NodeInstance& from, const wire::InventoryReply& inventory) {
-  if (deposed_) return;
-  std::set<std::pair<SnapshotId, ShardId>> listed;
-  for (const wire::HeldShard& held : inventory.shards()) {
-    const SnapshotId id{Generation(held.shard().snapshot().generation()),
-                        backstay::Step(held.shard().snapshot().step())};
-    if (!IsWanted(id)) continue;
-    listed.insert({id, ShardId(held.shard().shard_id())});
-    if (Status status = tracker_.OnHeld(from, held, seams_.executor->Now()); !status.ok()) {
-      Log(LogLevel::kWarning, "a held shard was not taken into account",
-          {{"job", job_.value}, {"from", from.node.value}, {"why", status.ToString()}});
-    }
-  }
-  // What it does not list it lost, or found bad. Acknowledgements that overtook this answer are
-  // repeated in the next one.
-  std::vector<std::pair<SnapshotId, ShardId>> lost;
-  for (const auto& [id, snapshot] : tracker_.snapshots()) {
-    if (!IsCommitted(record_.record(), id)) continue;
-    for (const auto& [shard_id, shard] : snapshot.shards) {
-      if (shard.holders.contains(from) && !listed.contains({id, shard_id})) {
-        lost.emplace_back(id, shard_id);
-      }
-    }
-  }
-  for (const auto& [id, shard_id] : lost) tracker_.OnNotHeld(from, id, shard_id);
-  repair_needed_ = true;
-  Poke();
-}
-
-void JobLeader::StepRepairs() {
-  repair_needed_ = false;
-  const wire::JobRecord& record = record_.record();
-  if (!record_.exists() || record.ended() || !record.closing_uuid().empty() ||
-      !record.decision().resumed()) {
-    repairer_.Pause();
-    return;
-  }
-  // Before everybody has said what it holds, what is missing is not known.
-  if (!InventoryIsComplete() || !members().current) return;
-  RepairInput input;
-  input.tracker = &tracker_;
-  input.replica_count = record.replicas();
-  input.wanted = PinnedSet(record);
-  for (const SnapshotId& id : KeptSet(record)) {
-    if (OnLineage(record, id) && std::ranges::find(input.wanted, id) == input.wanted.end()) {
-      input.wanted.push_back(id);
-    }
-  }
-  std::ranges::sort(input.wanted, [](const SnapshotId& a, const SnapshotId& b) { return b < a; });
-  const bool anything_missing = std::ranges::any_of(input.wanted, [&](const SnapshotId& id) {
-    const TrackedSnapshot* snapshot = tracker_.Find(id);
-    return snapshot != nullptr && !tracker_.IsProtected(*snapshot);
-  });
-  if (anything_missing) {
-    input.nodes = admission_.PlacementNodes();
-    for (const auto& [id, member] : admission_.members()) {
-      input.primaries[id] = member.primary.node;
-      input.assigned[id] = member.TargetNodes();
-    }
-  }
-  const uint64_t before = repairer_.last_plan().under_protected_count;
-  repairer_.Step(std::move(input), admission_.members(), record.versions(), generation());
-  if (repairer_.last_plan().under_protected_count != before) announcer_.Changed();
 }
 
 // ---- Telling ----------------------------------------------------------------------------------
@@ -532,6 +445,8 @@ wire::JobState JobLeader::MakeState(const NodeId& node) const {
   if (const auto it = assignments_.find(node); it != assignments_.end()) {
     for (const wire::Assignment& assignment : it->second) *state.add_assignments() = assignment;
   }
+  // Nodes let saves wait for a pinned base. It stays all the same: it is named as the base.
+  if (base_out_of_reach_ && OpenBase().has_value()) state.clear_pinned();
   if (repairer_.last_plan().under_protected_count == 0) return state;
   for (const SnapshotId& id : KeptSet(record_.record())) {
     const TrackedSnapshot* snapshot = tracker_.Find(id);

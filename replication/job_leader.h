@@ -101,9 +101,14 @@ class JobLeader {
   void Commit(const TrackedSnapshot& snapshot);
   void ProveAlive(std::vector<Compare> conditions, StatusCompletion done);
   void WriteCommit(const CommitProposal& proposal, std::vector<Compare> conditions);
+  void GiveUp(const SnapshotId& snapshot, const std::string& why);
   void Abandon(const SnapshotId& snapshot, const std::string& why);
   void StepInventory();
   void StepRepairs();
+  // The base that is still to be committed.
+  std::optional<SnapshotId> OpenBase() const;
+  // Whether it ever will be, as far as is known: else nothing has to wait for it.
+  bool BaseIsOutOfReach() const;
   bool InventoryIsComplete() const;
   wire::JobState MakeState(const NodeId& node) const;
   void IndexAssignments();
@@ -141,6 +146,8 @@ class JobLeader {
   std::map<NodeId, std::vector<wire::Assignment>> assignments_;
   std::map<NodeId, Inventory> inventories_;
   std::optional<SnapshotId> deciding_;           // Being committed or abandoned.
+  std::optional<SnapshotId> refused_base_;       // Its shards do not make up a snapshot.
+  bool base_out_of_reach_ = false;               // As the nodes are told.
   Instant next_commit_try_;                      // After the store could not be reached.
   std::map<SnapshotId, std::string> abandoned_;  // Why; newest kAbandonedShownMax.
   TimerId tick_timer_ = kNoTimer;

@@ -9,16 +9,18 @@ namespace backstay::replication {
 namespace {
 
 struct Job {
+  bool is_base = false;
   uint32_t live_domains = 0;
   size_t order = 0;  // Of its snapshot in `wanted`.
   SnapshotId snapshot;
   ShardId shard;
   const TrackedShard* facts = nullptr;
 
-  // The fewer copies, the sooner; then the more valuable snapshot.
+  // The uncommitted base goes first, because nothing commits before it; then the fewer copies, the
+  // sooner; then the more valuable snapshot.
   bool operator<(const Job& other) const {
-    return std::tie(live_domains, order, shard) <
-           std::tie(other.live_domains, other.order, other.shard);
+    return std::tie(other.is_base, live_domains, order, shard) <
+           std::tie(is_base, other.live_domains, other.order, other.shard);
   }
 };
 
@@ -50,7 +52,8 @@ class Planner {
           ++plan_.lost_count;
           continue;
         }
-        jobs.push_back({shard.live_domains, order, snapshot->id, id, &shard});
+        const bool is_base = input_.base == snapshot->id;
+        jobs.push_back({is_base, shard.live_domains, order, snapshot->id, id, &shard});
       }
     }
     std::sort(jobs.begin(), jobs.end());

@@ -78,13 +78,14 @@ void Repairer::DropEnded(const RepairInput& input, Generation generation) {
     if (snapshot == nullptr) return true;
     const auto shard = snapshot->shards.find(repair.shard);
     if (shard == snapshot->shards.end()) return true;
+    bool source_holds = false;
     for (const NodeInstance& holder : input.tracker->LiveHolders(shard->second)) {
+      if (holder == repair.source) source_holds = true;
       if (holder.node != repair.target) continue;
       timeline_.Add(timeline::kRepaired, Describe(repair), generation);
       return true;
     }
-    return view.Find(repair.source) == nullptr || view.Find(repair.target) == nullptr ||
-           now >= entry.second.deadline;
+    return !source_holds || view.Find(repair.target) == nullptr || now >= entry.second.deadline;
   });
 }
 
@@ -111,7 +112,13 @@ void Repairer::Advance(const Repair& repair, Running& running, uint32_t versions
   snapshot->set_step(repair.snapshot.step.value);
   replicate->mutable_shard()->set_shard_id(repair.shard.value);
   replicate->set_digest(repair.digest);
-  replicate->add_nodes(repair.target.value);
+  // All targets of this source: an order takes the place of the one before it.
+  for (const auto& [other, progress] : running_) {
+    if (other.snapshot == repair.snapshot && other.shard == repair.shard &&
+        other.source == repair.source && progress.state == Running::State::kReplicating) {
+      replicate->add_nodes(other.target.value);
+    }
+  }
   calls_.Send(repair.source, std::move(request), lifetime_.Wrap(on_reply));
 }
 
@@ -121,16 +128,20 @@ void Repairer::OnReply(const Repair& repair, Running::State asked,
   if (it == running_.end()) return;
   Running& running = it->second;
   running.in_flight = false;
-  if (reply.ok() && asked == Running::State::kReserving) {
-    running.state = Running::State::kReplicating;
-  } else if (reply.status().code() == StatusCode::kNoSpace) {
+  const bool reserving = asked == Running::State::kReserving;
+  const bool refused =
+      reserving ? reply.status().code() == StatusCode::kNoSpace
+                : reply.ok() &&
+                      std::ranges::find(reply->replicate().refused_nodes(), repair.target.value) !=
+                          reply->replicate().refused_nodes().end();
+  if (refused) {
+    // It must not hold a place that another repair could use: perhaps the one that all wait for.
     refused_[{repair.shard, repair.target}] = seams_.executor->Now() + kRefusalKept;
     running_.erase(it);
-  } else if (reply.status().code() == StatusCode::kNotFound ||
-             reply.status().code() == StatusCode::kCorrupt) {
-    // The source does not have it (any more): planned anew once the tracker knows.
-    running_.erase(it);
+  } else if (reply.ok() && reserving) {
+    running.state = Running::State::kReplicating;
   } else {
+    // Also when the source does not have it any more: dropped once its inventory has said so.
     running.next = seams_.executor->Now() + kRepeat;
   }
   on_news_();

@@ -22,8 +22,10 @@ namespace backstay::replication {
 //
 // Thread:  the owning executor.
 // Memory:  bounded by repairs_per_node_max for each node.
-// Failure: a target without memory is passed over for kRefusalKept; a repair whose source or target
-//          is lost, or that takes too long, is dropped and planned anew.
+// Failure: a target that has no memory, or that takes nothing in, is passed over for kRefusalKept;
+// a
+//          repair whose source or target is lost, or that takes too long, is dropped and planned
+//          anew.
 class Repairer {
  public:
   static constexpr Duration kRefusalKept = std::chrono::seconds(30);

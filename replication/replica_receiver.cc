@@ -44,7 +44,9 @@ Status ReplicaReceiver::OnOffer(const wire::Offer& offer) {
                            " that differs from the one before in size or source");
   }
   BACKSTAY_RETURN_IF_ERROR(TakeChecksums(offer, shard->ChunkCount()));
-  grant_ = std::move(grant);
+  // The source repeats a grant that its own releases (of an earlier receiver, say) have ended: not
+  // taken again, so that the answer asks for another one.
+  if (grant.id != ended_grant_) grant_ = std::move(grant);
   if (!offer.manifest().empty()) {
     BACKSTAY_ASSIGN_OR_RETURN(const Hash128 digest, DigestFromWire(offer.digest()));
     BACKSTAY_RETURN_IF_ERROR(table_.AcceptManifest(name_, offer.manifest(), digest));
@@ -192,6 +194,7 @@ void ReplicaReceiver::OnPullFailed(transport::GrantId grant, const Status& statu
   // A grant that has ended is of no use any more; the source's next offer brings another.
   const bool ended =
       status.code() == StatusCode::kStale || status.code() == StatusCode::kPermission;
+  if (ended) ended_grant_ = grant;
   if (ended && grant_ && grant_->id == grant) grant_.reset();
   StepLater(kRetryDelay);
 }

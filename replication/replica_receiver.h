@@ -100,7 +100,8 @@ class ReplicaReceiver {
 
   State state_ = State::kReceiving;
   Status trouble_;
-  std::optional<transport::Grant> grant_;  // Nothing: the next offer has to bring one.
+  std::optional<transport::Grant> grant_;          // Nothing: the next offer has to bring one.
+  std::optional<transport::GrantId> ended_grant_;  // Of no use, though the source may not know it.
   Instant last_offer_;
   std::map<uint64_t, Hash128> offered_;  // Chunks as offered, not pulled yet; before the manifest.
   std::set<uint64_t> in_flight_;         // Chunks of pulls under way.

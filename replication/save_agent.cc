@@ -188,7 +188,8 @@ Status SaveAgent::StartCopy(SaveHandle handle, uint64_t used_bytes, const std::s
   save->replicator = std::make_unique<ShardReplicator>(
       save->name, ShardReplicator::Kind::kSave, executor_, peers_, table_, exporter_,
       [this, snapshot = save->name.snapshot] { OnReplicasChanged(snapshot); });
-  GateOffers();
+  save->replicator->SetMayPlace(
+      [this, snapshot = save->name.snapshot](const NodeId& to) { return MayPlace(snapshot, to); });
   save->replicator->SetTargets(targets_);
   on_report_();
   return Status::Ok();
@@ -271,16 +272,24 @@ Status SaveAgent::Abandon(SaveHandle handle) {
 void SaveAgent::OnReplicasChanged(SnapshotId snapshot) {
   const auto found = saves_.find(snapshot);
   if (found != saves_.end()) StepProtection(found->second);
-  GateOffers();
+  StepReplicators();  // Later steps may have waited for this one.
   on_report_();
 }
 
-void SaveAgent::GateOffers() {
-  bool may_place = true;
+bool SaveAgent::MayPlace(SnapshotId snapshot, const NodeId& node) const {
+  for (const auto& [earlier, save] : saves_) {
+    if (earlier >= snapshot) break;
+    if (save.replicator != nullptr && save.replicator->IsWanting(node)) return false;
+  }
+  return true;
+}
+
+void SaveAgent::StepReplicators() {
   for (auto& [snapshot, save] : saves_) {
-    if (save.replicator == nullptr) continue;
-    save.replicator->SetMayPlace(may_place);
-    may_place = may_place && save.replicator->IsPlaced();
+    if (save.replicator) {
+      save.replicator->Step();
+      StepProtection(save);
+    }
   }
 }
 
@@ -406,13 +415,7 @@ void SaveAgent::OnQuarantine(const ShardName& name) {
 }
 
 void SaveAgent::Step() {
-  GateOffers();
-  for (auto& [snapshot, save] : saves_) {
-    if (save.replicator) {
-      save.replicator->Step();
-      StepProtection(save);
-    }
-  }
+  StepReplicators();
   RetryWaiting();
 }
 

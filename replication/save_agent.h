@@ -134,8 +134,10 @@ class SaveAgent {
   Save* FindOpen(SaveHandle handle);
   Status NoSuchSave(SaveHandle handle) const;
   void DoSeal(Save& save);
-  // Lets saves take places on their holders in the order of their steps.
-  void GateOffers();
+  // Whether a node may be offered this step: not before it holds the earlier ones, for it has slots
+  // for few, steps commit in growing order, and one that was acknowledged makes room for nobody.
+  bool MayPlace(SnapshotId snapshot, const NodeId& node) const;
+  void StepReplicators();
   void OnReplicasChanged(SnapshotId snapshot);
   void StepProtection(Save& save);
   void Commit(Save& save);

@@ -50,16 +50,10 @@ void ShardReplicator::SetTargets(const std::vector<NodeId>& nodes) {
   Step();
 }
 
-void ShardReplicator::SetMayPlace(bool may_place) {
-  if (may_place == may_place_) return;
-  may_place_ = may_place;
-  if (may_place_) Step();
-}
-
-bool ShardReplicator::IsPlaced() const {
-  return std::all_of(targets_.begin(), targets_.end(), [this](const NodeId& node) {
-    return replicas_.at(node).state != ReplicaState::kUnplaced || !peers_.Alive(node);
-  });
+bool ShardReplicator::IsWanting(const NodeId& node) const {
+  if (!targets_.contains(node)) return false;
+  const Replica& replica = replicas_.at(node);
+  return replica.state != ReplicaState::kHeld || !peers_.IsAlive(replica.instance);
 }
 
 void ShardReplicator::OnAck(const NodeInstance& from, const Hash128& digest) {
@@ -104,6 +98,8 @@ void ShardReplicator::StepReplica(const store::Shard& shard, const NodeId& node,
     // Gone, or started again and empty: what it had does not count any more.
     const bool held = replica.state == ReplicaState::kHeld;
     Reset(replica);
+    replica.no_room = false;
+    replica.trouble_count = 0;
     replica.instance = alive.value_or(NodeInstance());
     if (held) executor_.Post(lifetime_.Wrap([this] { on_changed_(); }));
   }
@@ -112,7 +108,8 @@ void ShardReplicator::StepReplica(const store::Shard& shard, const NodeId& node,
   switch (replica.state) {
     case ReplicaState::kUnplaced:
       // Nothing to take yet: the first chunks come along with the offer.
-      if (may_place_ && (shard.sealed() || !ready_.empty())) Offer(shard, node, replica);
+      if (may_place_ && !may_place_(node)) break;
+      if (shard.sealed() || !ready_.empty()) Offer(shard, node, replica);
       break;
     case ReplicaState::kStreaming:
       if (shard.sealed() || replica.confirmed_count < ready_.size()) Offer(shard, node, replica);
@@ -178,7 +175,8 @@ void ShardReplicator::OnOfferReply(const NodeId& node, uint64_t offer, size_t of
   if (shard == nullptr) return;
   if (replica.state == ReplicaState::kHeld) return Step();  // Its acknowledgement was faster.
   if (!reply.ok()) {
-    OnTrouble(replica, node.value + ": " + reply.status().message());
+    OnTrouble(replica, node.value + ": " + reply.status().message(),
+              reply.status().code() == StatusCode::kNoSpace);
     return Step();
   }
   const std::string digest = shard->sealed() ? shard->digest.ToByteString() : std::string();
@@ -195,6 +193,7 @@ void ShardReplicator::OnOfferReply(const NodeId& node, uint64_t offer, size_t of
       replica.confirmed_count = offered_count;
       replica.retry_delay = kRetryMin;
       replica.trouble.clear();
+      replica.no_room = false;
       if (replica.state == ReplicaState::kUnplaced) {
         executor_.Post(lifetime_.Wrap([this] { on_changed_(); }));
       }
@@ -210,10 +209,12 @@ void ShardReplicator::OnOfferReply(const NodeId& node, uint64_t offer, size_t of
 }
 
 // Back to the start, with another grant: whatever went wrong, the next offer begins anew.
-void ShardReplicator::OnTrouble(Replica& replica, std::string trouble) {
+void ShardReplicator::OnTrouble(Replica& replica, std::string trouble, bool no_room) {
   const Duration delay = replica.retry_delay;
   Reset(replica);
   replica.trouble = std::move(trouble);
+  replica.no_room = no_room;
+  ++replica.trouble_count;
   replica.next_offer = executor_.Now() + delay;
   replica.retry_delay = std::min<Duration>(delay * 2, kRetryMax);
 }
@@ -235,6 +236,8 @@ void ShardReplicator::EndGrant(Replica& replica) {
 void ShardReplicator::Hold(Replica& replica) {
   EndGrant(replica);
   replica.trouble.clear();
+  replica.no_room = false;
+  replica.trouble_count = 0;
   if (replica.state == ReplicaState::kHeld) return;
   replica.state = ReplicaState::kHeld;
   executor_.Post(lifetime_.Wrap([this] { on_changed_(); }));
@@ -264,6 +267,16 @@ std::string ShardReplicator::Trouble() const {
     if (!peers_.Alive(node)) return node.value + " is not alive";
   }
   return "";
+}
+
+std::vector<NodeId> ShardReplicator::Refusing() const {
+  std::vector<NodeId> refusing;
+  for (const NodeId& node : targets_) {
+    const Replica& replica = replicas_.at(node);
+    if (replica.state != ReplicaState::kUnplaced || !peers_.Alive(node)) continue;
+    if (replica.no_room || replica.trouble_count >= kTroublesMax) refusing.push_back(node);
+  }
+  return refusing;
 }
 
 void ShardReplicator::ScheduleNext(const store::Shard& shard) {

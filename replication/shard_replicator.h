@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/executor.h"
@@ -40,6 +41,8 @@ class ShardReplicator {
   static constexpr Duration kRetryMax = std::chrono::seconds(1);
   // Of one offer: 1 MiB of checksums.
   static constexpr size_t kChunksPerOfferMax = 65536;
+  // In one transfer; a target with more takes nothing in. About a minute of refused offers.
+  static constexpr uint32_t kTroublesMax = 60;
 
   enum class Kind { kSave, kRepair };
 
@@ -55,11 +58,12 @@ class ShardReplicator {
   // The nodes that are to hold the shard. Replicas on others are not offered any more, but still
   // count where they are held.
   void SetTargets(const std::vector<NodeId>& nodes);
-  // Whether new places may be taken. An earlier step of the same shard goes first: the holders have
-  // slots for few, and steps commit in growing order.
-  void SetMayPlace(bool may_place);
-  // Every living target has taken it in, or more.
-  bool IsPlaced() const;
+  // Asked before a node is offered the shard that has nothing of it; not set: always.
+  void SetMayPlace(std::function<bool(const NodeId&)> may_place) {
+    may_place_ = std::move(may_place);
+  }
+  // The node is to hold the shard and does not, as far as is known.
+  bool IsWanting(const NodeId& node) const;
   // The holder's own word, also when no offer was under way.
   void OnAck(const NodeInstance& from, const Hash128& digest);
   // Looks at everything. Call it when something may have changed: the shard was sealed, a node came
@@ -72,6 +76,8 @@ class ShardReplicator {
   bool AllTargetsHold() const;
   // The last trouble with a target that does not hold it; empty: none.
   std::string Trouble() const;
+  // The living targets that have no room for it, or had too many troubles.
+  std::vector<NodeId> Refusing() const;
 
  private:
   enum class ReplicaState {
@@ -89,6 +95,8 @@ class ShardReplicator {
     Instant next_offer;
     Duration retry_delay = kRetryMin;
     std::string trouble;
+    bool no_room = false;        // Its last answer.
+    uint32_t trouble_count = 0;  // Since it was last known to hold the shard.
   };
 
   void CollectReady(const store::Shard& shard);
@@ -96,7 +104,7 @@ class ShardReplicator {
   void Offer(const store::Shard& shard, const NodeId& node, Replica& replica);
   void OnOfferReply(const NodeId& node, uint64_t offer, size_t offered_count,
                     Result<wire::Reply> reply);
-  void OnTrouble(Replica& replica, std::string trouble);
+  void OnTrouble(Replica& replica, std::string trouble, bool no_room = false);
   void Reset(Replica& replica);
   void EndGrant(Replica& replica);
   void Hold(Replica& replica);
@@ -111,7 +119,7 @@ class ShardReplicator {
   ShardExporter& exporter_;
   const std::function<void()> on_changed_;
 
-  bool may_place_ = true;
+  std::function<bool(const NodeId&)> may_place_;
   std::set<NodeId> targets_;
   std::map<NodeId, Replica> replicas_;  // Of targets, and former targets that hold it.
   struct ReadyChunk {

@@ -1,5 +1,6 @@
 #include "tests/support/heap_slot_memory.h"
 
+#include <algorithm>
 #include <iterator>
 #include <new>
 #include <utility>
@@ -61,8 +62,18 @@ bool HeapSlotMemoryFactory::FlipBit(uint64_t choice) {
   auto slot = counters_->live.begin();
   std::advance(slot, static_cast<std::ptrdiff_t>(choice % counters_->live.size()));
   const uint64_t bit = (choice / counters_->live.size()) % (slot->second.size() * 8);
-  slot->second[bit / 8] ^= static_cast<std::byte>(1u << (bit % 8));
+  std::byte& flipped = slot->second[bit / 8];
+  flipped ^= static_cast<std::byte>(1u << (bit % 8));
+  counters_->flips.push_back({slot->first, bit / 8, flipped});
   return true;
+}
+
+bool HeapSlotMemoryFactory::HasFlippedBit() const {
+  const std::lock_guard lock(counters_->mutex);
+  return std::ranges::any_of(counters_->flips, [&](const Counters::Flip& flip) {
+    const auto slot = counters_->live.find(flip.slot);
+    return slot != counters_->live.end() && slot->second[flip.at_bytes] == flip.left;
+  });
 }
 
 }  // namespace backstay::testing

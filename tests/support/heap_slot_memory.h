@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "store/slot_memory.h"
 
@@ -28,6 +29,8 @@ class HeapSlotMemoryFactory : public store::SlotMemoryFactory {
   // A bit of some slot's data, chosen by `choice`, turns over, as memory does. False: there is no
   // slot.
   bool FlipBit(uint64_t choice);
+  // Some byte is still as FlipBit() left it: neither written again nor freed.
+  bool HasFlippedBit() const;
 
  private:
   friend class HeapSlotMemory;
@@ -36,6 +39,12 @@ class HeapSlotMemoryFactory : public store::SlotMemoryFactory {
     std::atomic<uint64_t> created_count = 0;
     std::mutex mutex;                               // Guards what follows.
     std::map<uint64_t, std::span<std::byte>> live;  // By the order of their making.
+    struct Flip {
+      uint64_t slot = 0;
+      uint64_t at_bytes = 0;
+      std::byte left{};
+    };
+    std::vector<Flip> flips;
   };
   const std::shared_ptr<Counters> counters_;
   std::atomic<uint64_t> bytes_left_ = UINT64_MAX;

@@ -26,8 +26,9 @@ class Auditor {
                  uint64_t content);
   // The job's record as the metadata store has it now.
   void OnRecord(const replication::wire::JobRecord& record);
-  // From here on at most `nodes` nodes with replicas were lost since everything was protected; with
-  // more than `replicas` the newest commit may be gone, and a restore below it is no violation.
+  // From here on at most `nodes` nodes with replicas, or single copies, were lost since everything
+  // was protected; with more than `replicas` the newest commit may be gone, and a restore below it
+  // is no violation.
   void OnNodesLost(uint32_t nodes, uint32_t replicas);
   void OnProtectedAgain();
 

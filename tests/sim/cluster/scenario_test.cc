@@ -15,12 +15,13 @@ namespace backstay::sim {
 namespace {
 
 constexpr Duration kStartLimit = std::chrono::seconds(30);
-// Beyond the longest deadline after which the leader tries another way: a save's, 120 s, and a
-// repair's, 60 s.
-constexpr Duration kRecoveryLimit = std::chrono::seconds(300);
-constexpr Duration kProtectLimit = std::chrono::seconds(300);
+// Far beyond what anything needs that goes on by itself, and short of the deadlines at which the
+// leader gives a save up (120 s) or orders a repair elsewhere (60 s): what only that frees was
+// stuck.
+constexpr Duration kRecoveryLimit = std::chrono::seconds(45);
+constexpr Duration kProtectLimit = std::chrono::seconds(45);
 constexpr uint64_t kFixedSeeds = 195;
-constexpr uint64_t kFreshSeeds = 5;
+constexpr uint64_t kFreshSeeds = 25;
 constexpr int kFaultsPerRun = 3;
 
 // How often rare branches ran, over all seeds of the process.
@@ -156,6 +157,8 @@ class Scenario {
           Lose(*leader);
         break;
       case Fault::kDamage:
+        // A copy is lost, though nobody knows before somebody reads it.
+        cluster_.auditor().OnNodesLost(1, cluster_.options().replicas);
         cluster_.DamageMemory(NodeWithTrainer());
         break;
       case Fault::kKillTwice:
@@ -194,7 +197,7 @@ class Scenario {
     dead_.clear();
     ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.FullyProtected(); }, kProtectLimit))
         << "not protected again: " << cluster_.Describe();
-    cluster_.auditor().OnProtectedAgain();
+    if (!cluster_.HasHiddenDamage()) cluster_.auditor().OnProtectedAgain();
   }
 
   void Count() {
@@ -228,7 +231,7 @@ std::vector<uint64_t> Seeds() {
 }
 
 // Goal:    what docs/design.md says always holds, holds whatever breaks within the policy, and
-//          every run comes to rest. Method: 195 fixed seeds and 5 fresh ones, three faults each.
+//          every run comes to rest. Method: 195 fixed seeds and 25 fresh ones, three faults each.
 TEST(Cluster, SurvivesWhatThePolicyPromises) {
   for (const uint64_t seed : Seeds()) {
     SCOPED_TRACE(ReplayCommand(seed));

@@ -15,6 +15,7 @@ constexpr Duration kFaultSeenMin =
     std::chrono::milliseconds(10);  // A broken connection of the communicator.
 constexpr uint64_t kFaultSeenSpreadMs = 40;
 constexpr uint64_t kBudgetBytes = 64 * kMiB;
+constexpr int kTimelineShownMax = 60;
 const JobName kJob("job");
 
 const replication::KeyValue* FindKey(const replication::MetadataSnapshot& disk,
@@ -367,6 +368,11 @@ bool SimCluster::DamageMemory(size_t node) {
   return n.memory && n.memory->FlipBit(random_.Next());
 }
 
+bool SimCluster::HasHiddenDamage() const {
+  return std::any_of(nodes_.begin(), nodes_.end(),
+                     [](const SimNode& n) { return n.node && n.memory->HasFlippedBit(); });
+}
+
 void SimCluster::AuditRest() {
   for (const SimNode& n : nodes_) {
     if (!n.node) continue;
@@ -421,7 +427,33 @@ std::string SimCluster::Describe() const {
   }
   const std::optional<size_t> leader = LeaderNode();
   out << "\n  leader: " << (leader ? nodes_[*leader].id.value : "nobody");
+  if (leader && nodes_[*leader].node) DescribeLeader(*nodes_[*leader].node, out);
   return out.str();
+}
+
+// Why nothing is committed, and what the leader did of late.
+void SimCluster::DescribeLeader(tools::Node& node, std::ostream& out) const {
+  using replication::wire::LeaderStatusReply;
+  replication::wire::Request request;
+  request.mutable_leader_status();
+  *request.mutable_header() = node.router().MakeHeader(kJob);
+  node.router().OnRequest(request, [&](const Result<replication::wire::Reply>& reply) {
+    if (!reply.ok()) {
+      out << "\n    " << reply.status();
+      return;
+    }
+    const LeaderStatusReply& status = reply->leader_status();
+    for (const auto& snapshot : status.snapshots()) {
+      out << "\n    " << snapshot.snapshot().generation() << "/" << snapshot.snapshot().step()
+          << ": state " << snapshot.state() << ", protected " << snapshot.ranks_protected()
+          << " of " << status.world_size() << "; " << snapshot.reason();
+    }
+    const int first = std::max(0, status.timeline_size() - kTimelineShownMax);
+    for (int i = first; i < status.timeline_size(); ++i) {
+      const auto& event = status.timeline(i);
+      out << "\n    " << event.unix_ms() << " " << event.what() << ": " << event.detail();
+    }
+  });
 }
 
 }  // namespace backstay::sim

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,8 @@ class SimCluster {
   void SetMetadataDown(bool down);
   // Flips one bit of a sealed shard in the memory of `node`; false when it holds none.
   bool DamageMemory(size_t node);
+  // What was damaged may not have been found yet: one copy fewer than everybody believes.
+  bool HasHiddenDamage() const;
 
   // ---- Looking ---------------------------------------------------------------------------------
   bool training() const { return phase_ == Phase::kTraining; }
@@ -121,6 +124,7 @@ class SimCluster {
   // back.
   std::optional<size_t> PlaceFor(size_t rank) const;
   void ReadRecord();
+  void DescribeLeader(tools::Node& node, std::ostream& out) const;
   void Trace(uint64_t value) { trace_ = SeededRandom(trace_ ^ value).Next(); }
 
   const ClusterOptions options_;

@@ -184,18 +184,26 @@ Result<wire::Reply> LeaderFixture::Serve(FakeNode& node, const wire::Request& re
       break;
     case wire::Request::kReplicate: {
       const wire::Replicate& order = request.replicate();
+      if (order.shard().shard_id() == "0")
+        node.ordered = {order.nodes().begin(), order.nodes().end()};
       for (const wire::HeldShard& held : std::vector<wire::HeldShard>(node.held)) {
         if (held.shard().shard_id() != order.shard().shard_id() ||
             held.shard().snapshot().step() != order.shard().snapshot().step()) {
           continue;
         }
-        const std::string target = order.nodes(0);
-        if (!this->node(target).answers) continue;
-        this->node(target).held.push_back(held);
         wire::ShardReport report = MakeReport(held.shard().snapshot().generation(),
                                               held.shard().snapshot().step(), held.rank());
         AddHolder(report, node.self.node.value);
-        AddHolder(report, target);
+        for (const std::string& target : order.nodes()) {
+          FakeNode& to = this->node(target);
+          if (!to.answers || to.slow) continue;
+          if (to.full) {
+            reply.mutable_replicate()->add_refused_nodes(target);
+            continue;
+          }
+          to.held.push_back(held);
+          AddHolder(report, target);
+        }
         Report(node.self.node.value, report);
       }
       break;

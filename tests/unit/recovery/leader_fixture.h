@@ -34,8 +34,11 @@ struct FakeNode {
   bool has_memory = true;            // False: refuses to reserve.
   uint64_t room_bytes = UINT64_MAX;  // The largest reservation that it grants.
   std::set<std::string> for_repair;  // Shard ids of reservations that take a lost holder's place.
+  bool full = false;                 // Refuses every repair, its memory reserved or not.
+  bool slow = false;                 // Repairs to it never end.
   std::vector<wire::HeldShard> held;
   std::vector<wire::LiveTrainer> trainers;
+  std::set<std::string> ordered;        // Targets of the newest order to replicate rank 0's shard.
   std::optional<wire::JobState> state;  // The newest it was told.
   uint64_t state_generation = 0;        // Of that message's header.
   uint64_t seen_generation = 0;         // Tells it in the headers of its answers.

@@ -327,6 +327,51 @@ TEST_F(ReconfigurerTest, AWholeUncommittedSnapshotIsTakenAndCommittedByRepair) {
   EXPECT_FALSE(cluster_.ReadRecord().first_commit_done());
 }
 
+// A save that its trainer was told has failed was found whole on other nodes all the same.
+TEST_F(ReconfigurerTest, ABaseIsCommittedWhateverWasSaidOfItsSaves) {
+  StartJob();
+  Commit(10);
+  cluster_.Hold("a", 1, 20, 0);
+  cluster_.Hold("b", 1, 20, 1);
+  const auto first = cluster_.Call("u2", 0, "a", 1);
+  cluster_.Call("u2", 1, "b", 1);
+  const Result<wire::Reply> reply = cluster_.Wait(first);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  ASSERT_EQ(reply->reconfigure().base().step(), 20u);
+  wire::ShardReport failed = cluster_.MakeReport(1, 20, 0);
+  failed.set_failed(true);
+  cluster_.Report("a", failed);
+  cluster_.Verify(reply->reconfigure(), 0, "a");
+  cluster_.Verify(reply->reconfigure(), 1, "b");
+  EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.CommitIsRecorded(20); }));
+}
+
+TEST_F(ReconfigurerTest, NothingWaitsForABaseThatWasLostBeforeItsCommit) {
+  StartJob();
+  Commit(10);
+  cluster_.Hold("a", 1, 20, 0);
+  cluster_.Hold("b", 1, 20, 1);
+  const auto first = cluster_.Call("u2", 0, "a", 1);
+  cluster_.Call("u2", 1, "b", 1);
+  const Result<wire::Reply> reply = cluster_.Wait(first);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  ASSERT_EQ(reply->reconfigure().base().step(), 20u);
+  const auto names_base = [&] { return cluster_.node("c").state->base().step() == 20; };
+  ASSERT_TRUE(cluster_.RunUntil(names_base));
+  EXPECT_EQ(cluster_.node("c").state->pinned_size(), 1);
+  // Both ranks have read it; then the only copy of rank 1's shard is found bad.
+  std::erase_if(cluster_.node("b").held,
+                [](const wire::HeldShard& held) { return held.shard().snapshot().step() == 20; });
+  cluster_.Verify(reply->reconfigure(), 0, "a");
+  cluster_.Verify(reply->reconfigure(), 1, "b");
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.ReadRecord().decision().resumed(); }));
+  EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.node("c").state->pinned_size() == 0; }));
+  EXPECT_TRUE(names_base());
+  EXPECT_FALSE(cluster_.CommitIsRecorded(20));
+  cluster_.Protect(2, 30);
+  EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.CommitIsRecorded(30); }));
+}
+
 // ---- The leader dies ----
 
 // Attack: the leader dies between the transaction and half of the answers.

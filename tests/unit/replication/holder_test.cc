@@ -158,6 +158,107 @@ TEST_F(HolderTest, ReplicateMakesAnotherReplica) {
   EXPECT_EQ(Replicate(1, 10, {2}).status().code(), StatusCode::kNotFound);
 }
 
+// The slots that saves hold cannot be taken from them: a repair that waited for one would never end
+// when the saves wait, in their turn, for what is being repaired.
+TEST_F(HolderTest, ARepairFindsRoomBesideTheSavesOfItsShard) {
+  SaveProtected(10);
+  Commit(10);
+  const std::string digest = digest_;
+  ASSERT_TRUE(Replicate(1, 10, {2}).ok());
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Holds(2, Name(10)); }));
+  for (const int node : {0, 1}) ASSERT_TRUE(cluster_.node(node).table->Drop(Name(10)).ok());
+  SaveProtected(20);
+  SaveProtected(30);  // Both slots of node 1 hold what may be counted for a commit.
+  digest_ = digest;
+  ASSERT_TRUE(Replicate(2, 10, {1}).ok());
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.HasBytes(1, Name(10), 10); }));
+  EXPECT_TRUE(cluster_.Holds(1, Name(20)));
+  EXPECT_TRUE(cluster_.Holds(1, Name(30)));
+}
+
+TEST_F(HolderTest, ARepairReachesTheNodeOfTheTrainerToo) {
+  SaveProtected(10);
+  Commit(10);
+  ASSERT_TRUE(cluster_.node(0).table->Drop(Name(10)).ok());
+  ASSERT_TRUE(Replicate(1, 10, {0}).ok());
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.HasBytes(0, Name(10), 10); }));
+}
+
+TEST_F(HolderTest, ANodeWithoutRoomForARepairIsNamedAndHasRoomLater) {
+  SaveProtected(10);
+  Commit(10);
+  store::SlotPool& pool = *cluster_.node(0).pool;
+  const store::SlotPoolStats stats = pool.Stats();
+  const uint64_t footprint = stats.memory_bytes / stats.slot_count;
+  ASSERT_TRUE(cluster_.node(0).table->Drop(Name(10)).ok());
+  std::optional<store::ReservationId> hog;
+  pool.Reserve(
+      {.purpose = store::Purpose::kOwn,
+       .job = JobName("other"),
+       .shard = ShardId("0"),
+       .slot_bytes = kBytes,
+       .slot_count = static_cast<uint32_t>((stats.budget_bytes - stats.reserved_bytes) / footprint),
+       .chunk_bytes = kTestChunkBytes},
+      [&](const Result<store::ReservationId>& id) { hog = *id; });
+  ASSERT_TRUE(cluster_.RunUntil([&] { return hog.has_value(); }));
+  const auto refused = [&] {
+    const auto reply = Replicate(1, 10, {0});
+    return reply.ok() && reply->replicate().refused_nodes_size() == 1 &&
+           reply->replicate().refused_nodes(0) == cluster_.id(0).value;
+  };
+  EXPECT_FALSE(refused());  // Not asked yet.
+  ASSERT_TRUE(cluster_.RunUntil(refused));
+  EXPECT_FALSE(cluster_.Holds(0, Name(10)));
+  pool.Release(*hog);
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.HasBytes(0, Name(10), 10); }));
+  EXPECT_FALSE(refused());
+}
+
+TEST_F(HolderTest, RoomForARepairThatDoesNotComeIsGivenBack) {
+  SaveProtected(10);
+  Commit(10);
+  ASSERT_TRUE(cluster_.node(0).table->Drop(Name(10)).ok());
+  const uint64_t reserved = cluster_.node(0).pool->Stats().reserved_bytes;
+  ASSERT_TRUE(Replicate(1, 10, {0}).ok());
+  ASSERT_TRUE(
+      cluster_.RunUntil([&] { return cluster_.node(0).pool->Stats().reserved_bytes > reserved; }));
+  cluster_.Kill(1);
+  EXPECT_TRUE(
+      cluster_.RunUntil([&] { return cluster_.node(0).pool->Stats().reserved_bytes == reserved; },
+                        2 * HolderAgent::kRepairRoomKept));
+}
+
+// The base's first try may fail: were a save let in meanwhile, the next one would find no slot.
+TEST_F(HolderTest, SavesWaitUntilTheUncommittedBaseIsComplete) {
+  SaveProtected(10);
+  Commit(10);
+  ASSERT_TRUE(Replicate(1, 10, {2}).ok());
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Holds(2, Name(10)); }));
+  ASSERT_TRUE(cluster_.node(1).table->Drop(Name(10)).ok());
+  const SnapshotId base{Generation(1), Step(10)};
+  cluster_.state().generation = Generation(2);
+  cluster_.state().body.clear_kept();
+  cluster_.state().body.set_last_committed_step(0);
+  cluster_.state().body.set_first_commit_done(false);
+  *cluster_.state().body.mutable_base() = ToWire(base);
+  *cluster_.state().body.add_pinned() = ToWire(base);
+  cluster_.Announce();
+  (*cluster_.node(0).agent->FindClaim(trainer_.shard, trainer_.claim))
+      ->EnterGeneration(Generation(2));
+  const std::string digest = digest_;
+  cluster_.network().SetStalled(cluster_.id(2), true);
+  ASSERT_TRUE(Replicate(2, 10, {1}).ok());
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.node(1).table->Find(Name(10)); }));
+  const auto saved = cluster_.Save(trainer_, Step(20), kChunks, 20);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  cluster_.executor().RunFor(std::chrono::seconds(3));
+  EXPECT_EQ(cluster_.node(1).table->Find(Name(20, 2)), nullptr);
+  cluster_.network().SetStalled(cluster_.id(2), false);
+  EXPECT_TRUE(
+      cluster_.RunUntil([&] { return cluster_.Holds(1, Name(20, 2)); }, std::chrono::seconds(60)));
+  EXPECT_TRUE(cluster_.HasBytes(1, Name(10), 10));
+}
+
 TEST_F(HolderTest, ARestoreReadsFromAllHolders) {
   SaveProtected(10);
   Commit(10);

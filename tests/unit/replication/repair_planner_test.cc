@@ -108,6 +108,18 @@ TEST_F(RepairPlannerTest, TheFewestCopiesGoFirst) {
   EXPECT_EQ(plan.start[0].shard, ShardId("1"));
 }
 
+TEST_F(RepairPlannerTest, TheUncommittedBaseGoesBeforeEverything) {
+  tracker_.SetPolicy(2);
+  input_.replica_count = 2;
+  input_.per_node_max = 1;
+  input_.base = Id(20);
+  Hold(20, "1", {"a", "b"});
+  Hold(10, "0", {"a"});
+  const RepairPlan plan = PlanRepairs(input_);
+  ASSERT_FALSE(plan.start.empty());
+  EXPECT_EQ(plan.start[0].snapshot, Id(20));
+}
+
 TEST_F(RepairPlannerTest, AShardWithoutALiveCopyIsLost) {
   Hold(20, "0", {"a"});
   SetNodes({"b", "c"});

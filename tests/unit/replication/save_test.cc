@@ -134,6 +134,45 @@ TEST_F(SaveTest, LostMessagesOnlyDelayTheProtection) {
   EXPECT_GE(number, 3);
 }
 
+// A later step that took the last slot of a holder, and was acknowledged, would keep the earlier
+// one out, which commits first.
+TEST_F(SaveTest, AHolderIsOfferedAStepOnlyOnceItHoldsTheEarlierOnes) {
+  Start(2, 1, /*versions=*/2);
+  bool later_offered = false;
+  cluster_->lose = [&](const NodeId&, const wire::Request& request) {
+    if (request.has_offer() && request.offer().shard().snapshot().step() == 20) {
+      EXPECT_TRUE(cluster_->Holds(1, Name(10)));
+      later_offered = true;
+    }
+    return false;
+  };
+  cluster_->network().SetStalled(cluster_->id(0), true);
+  ASSERT_TRUE(cluster_->Save(trainer_, Step(10), kChunks, 1).ok());
+  ASSERT_TRUE(
+      cluster_->RunUntil([&] { return cluster_->node(1).table->Find(Name(10)) != nullptr; }));
+  ASSERT_TRUE(cluster_->Save(trainer_, Step(20), kChunks, 2).ok());
+  cluster_->executor().RunFor(std::chrono::seconds(3));
+  EXPECT_FALSE(later_offered);
+  cluster_->network().SetStalled(cluster_->id(0), false);
+  EXPECT_TRUE(
+      cluster_->RunUntil([&] { return cluster_->Holds(1, Name(20)); }, std::chrono::seconds(60)));
+  EXPECT_TRUE(cluster_->Holds(1, Name(10)));
+}
+
+// A transfer that made room for another one ends the grant that it read by; the source repeats the
+// grant until it is told.
+TEST_F(SaveTest, AfterATransferWasGivenUpItsGrantIsReplaced) {
+  Start(2, 1);
+  cluster_->network().SetStalled(cluster_->id(0), true);
+  ASSERT_TRUE(cluster_->Save(trainer_, Step(10), kChunks, 1).ok());
+  ASSERT_TRUE(
+      cluster_->RunUntil([&] { return cluster_->node(1).agent->holder().HasReceiver(Name(10)); }));
+  cluster_->node(1).agent->holder().Discard(Name(10));
+  cluster_->network().SetStalled(cluster_->id(0), false);
+  ASSERT_TRUE(WaitFor(Kind::kProtected));
+  EXPECT_TRUE(cluster_->HasBytes(1, Name(10), 1));
+}
+
 TEST_F(SaveTest, DamageOnTheWayIsPulledAgain) {
   Start(2, 1);
   cluster_->network().CorruptNextChunks(cluster_->id(0), 2);

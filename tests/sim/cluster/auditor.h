@@ -34,6 +34,8 @@ class Auditor {
 
   void Violation(const std::string& what) { violations_.push_back(what); }
   const std::vector<std::string>& violations() const { return violations_; }
+  // More was lost than the policy covers: that nothing can be restored is an honest answer.
+  bool beyond_policy() const { return beyond_policy_; }
   const std::optional<replication::wire::JobRecord>& record() const { return record_; }
 
   struct Reached {

@@ -73,7 +73,7 @@ class Scenario {
       if (::testing::Test::HasFatalFailure()) return;
       cluster_.RunFor(std::chrono::microseconds(random_.Next() % 40'000));
       OneFault();
-      if (::testing::Test::HasFatalFailure()) return;
+      if (::testing::Test::HasFatalFailure() || is_lost_) return;
     }
     cluster_.control().SetFaults({});
     cluster_.data().SetCorruptPerMillion(0);
@@ -189,9 +189,13 @@ class Scenario {
 
   void Recover() {
     const bool trains = cluster_.RunUntil(
-        [&] { return cluster_.training() || !cluster_.auditor().violations().empty(); },
+        [&] {
+          is_lost_ = cluster_.auditor().beyond_policy() && cluster_.ToldOfLoss();
+          return cluster_.training() || is_lost_ || !cluster_.auditor().violations().empty();
+        },
         kRecoveryLimit);
     AssertNoViolation();
+    if (is_lost_) return;
     ASSERT_TRUE(trains) << "not training again: " << cluster_.Describe();
     for (const size_t node : dead_) cluster_.RestartNode(node);
     dead_.clear();
@@ -214,6 +218,7 @@ class Scenario {
   SeededRandom random_;
   SimCluster cluster_;
   std::vector<size_t> dead_;
+  bool is_lost_ = false;  // Beyond the policy, and said so: the run is over.
 };
 
 std::string ReplayCommand(uint64_t seed) {

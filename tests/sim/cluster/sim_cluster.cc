@@ -368,6 +368,13 @@ bool SimCluster::DamageMemory(size_t node) {
   return n.memory && n.memory->FlipBit(random_.Next());
 }
 
+bool SimCluster::ToldOfLoss() const {
+  return std::any_of(members_.begin(), members_.end(), [](const Member& m) {
+    return m.trainer && m.trainer->state() == SimTrainer::State::kFailed &&
+           m.trainer->last_error().code() == StatusCode::kNotFound;
+  });
+}
+
 bool SimCluster::HasHiddenDamage() const {
   return std::any_of(nodes_.begin(), nodes_.end(),
                      [](const SimNode& n) { return n.node && n.memory->HasFlippedBit(); });

@@ -70,6 +70,8 @@ class SimCluster {
   bool CommittedAfter(uint64_t commits) const {
     return training() && auditor_.reached().commits > commits;
   }
+  // A rank was told that there is nothing to restore.
+  bool ToldOfLoss() const;
   // Every kept snapshot has its replicas on live nodes; asked of the nodes' own status.
   bool FullyProtected() const;
   bool alive(size_t node) const { return nodes_[node].node != nullptr; }

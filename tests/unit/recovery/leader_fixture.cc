@@ -182,34 +182,37 @@ Result<wire::Reply> LeaderFixture::Serve(FakeNode& node, const wire::Request& re
         }
       }
       break;
-    case wire::Request::kReplicate: {
-      const wire::Replicate& order = request.replicate();
-      if (order.shard().shard_id() == "0")
-        node.ordered = {order.nodes().begin(), order.nodes().end()};
-      for (const wire::HeldShard& held : std::vector<wire::HeldShard>(node.held)) {
-        if (held.shard().shard_id() != order.shard().shard_id() ||
-            held.shard().snapshot().step() != order.shard().snapshot().step()) {
-          continue;
-        }
-        wire::ShardReport report = MakeReport(held.shard().snapshot().generation(),
-                                              held.shard().snapshot().step(), held.rank());
-        AddHolder(report, node.self.node.value);
-        for (const std::string& target : order.nodes()) {
-          FakeNode& to = this->node(target);
-          if (!to.answers || to.slow) continue;
-          if (to.full) {
-            reply.mutable_replicate()->add_refused_nodes(target);
-            continue;
-          }
-          to.held.push_back(held);
-          AddHolder(report, target);
-        }
-        Report(node.self.node.value, report);
-      }
+    case wire::Request::kReplicate:
+      *reply.mutable_replicate() = Replicate(node, request.replicate());
       break;
-    }
     default:
       return InvalidArgument("not for a node");
+  }
+  return reply;
+}
+
+wire::ReplicateReply LeaderFixture::Replicate(FakeNode& node, const wire::Replicate& order) {
+  wire::ReplicateReply reply;
+  if (order.shard().shard_id() == "0") node.ordered = {order.nodes().begin(), order.nodes().end()};
+  for (const wire::HeldShard& held : std::vector<wire::HeldShard>(node.held)) {
+    if (held.shard().shard_id() != order.shard().shard_id() ||
+        held.shard().snapshot().step() != order.shard().snapshot().step()) {
+      continue;
+    }
+    wire::ShardReport report = MakeReport(held.shard().snapshot().generation(),
+                                          held.shard().snapshot().step(), held.rank());
+    AddHolder(report, node.self.node.value);
+    for (const std::string& target : order.nodes()) {
+      FakeNode& to = this->node(target);
+      if (!to.answers || to.slow) continue;
+      if (to.full) {
+        reply.add_refused_nodes(target);
+        continue;
+      }
+      to.held.push_back(held);
+      AddHolder(report, target);
+    }
+    Report(node.self.node.value, report);
   }
   return reply;
 }

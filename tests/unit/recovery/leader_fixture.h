@@ -120,6 +120,7 @@ class LeaderFixture {
   wire::Request MakeAdmission(uint32_t rank, uint64_t trainer) const;
   void Join(const std::string& name);
   Result<wire::Reply> Serve(FakeNode& node, const wire::Request& request);
+  wire::ReplicateReply Replicate(FakeNode& node, const wire::Replicate& order);
   wire::Header HeaderFrom(const std::string& node) const;
 
   ManualExecutor executor_;

@@ -251,7 +251,7 @@ std::vector<std::shared_ptr<Save>> Client::Saves() {
 
 void Client::OnEvent(const local::Event& event) {
   const auto kind = static_cast<EventKind>(event.kind);
-  if (kind == EventKind::kSlotClosed) return slots_.Drop(event.slot_id);
+  if (kind == EventKind::kSlotClosed) return CloseSlot(event.slot_id);
   for (const auto& save : Saves()) {
     if (kind == EventKind::kFenced && save->snapshot().generation <= event.generation)
       save->OnFenced(event.status);
@@ -264,6 +264,16 @@ void Client::OnEvent(const local::Event& event) {
              .status = event.status,
              .generation = event.generation,
              .snapshot = event.snapshot});
+}
+
+void Client::CloseSlot(uint64_t slot_id) {
+  slots_.Drop(slot_id, [weak = weak_from_this(), slot_id, epoch = epoch()] {
+    const std::shared_ptr<Client> client = weak.lock();
+    // A later service has other slots under these numbers.
+    if (client == nullptr || client->epoch() != epoch) return;
+    client->Ignore(client->connection_.Send(local::SlotUnmapped{.slot_id = slot_id},
+                                            [](const Result<Reply>&) {}));
+  });
 }
 
 void Client::OnLost(const Status& why) {

@@ -110,6 +110,7 @@ class Client : public Connection::Listener, public std::enable_shared_from_this<
   std::vector<std::shared_ptr<Save>> Saves();
   // The service was away: it is to hear of the step that was not saved when it is back.
   void NoteMissed(uint64_t generation, uint64_t step);
+  void CloseSlot(uint64_t slot_id);
   void PushEvent(ClientEvent event);
   void Ignore(const Status& status) { static_cast<void>(status.ok()); }
 

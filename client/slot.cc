@@ -87,9 +87,15 @@ std::shared_ptr<const MappedSlot> SlotCache::FindMapped(const Reply& reply,
   return nullptr;
 }
 
-void SlotCache::Drop(uint64_t slot_id) {
+void SlotCache::Drop(uint64_t slot_id, std::function<void()> unmapped) {
+  std::shared_ptr<const MappedSlot> slot;  // Let go of without the lock: `unmapped` may run here.
   const std::lock_guard lock(mutex_);
-  slots_.erase(slot_id);
+  const auto found = slots_.find(slot_id);
+  if (found == slots_.end()) return;
+  slot = std::move(found->second);
+  slots_.erase(found);
+  slot->when_unmapped =
+      std::shared_ptr<void>(nullptr, [unmapped = std::move(unmapped)](void*) { unmapped(); });
 }
 
 void SlotCache::DropAll() {

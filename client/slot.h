@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,8 @@ struct FileIdentity {
 // A slot's data and control page in this process. Shared by those who use it and unmapped when the
 // last lets go, so no copy thread ever writes to memory that is gone.
 struct MappedSlot {
+  // Let go of after the mappings, for SlotCache::Drop().
+  mutable std::shared_ptr<void> when_unmapped;
   Mapping data;
   Mapping control;
   SlotGeometry geometry;
@@ -52,8 +55,9 @@ class SlotCache {
   // saved, and whose pages it need not map again (which costs as much as copying them). Nothing
   // when it is not.
   std::shared_ptr<const MappedSlot> FindMapped(const Reply& reply, const SlotGeometry& geometry);
-  // The service will not hand it over again.
-  void Drop(uint64_t slot_id);
+  // The service will not hand it over again. `unmapped` runs once, on any thread, when nobody uses
+  // it any more and it is unmapped; never for a slot that is not mapped here.
+  void Drop(uint64_t slot_id, std::function<void()> unmapped);
   void DropAll();
 
  private:

@@ -18,6 +18,7 @@ constexpr uint32_t BodyTag(const Begin*) { return 5; }
 constexpr uint32_t BodyTag(const StartCopy*) { return 6; }
 constexpr uint32_t BodyTag(const Seal*) { return 7; }
 constexpr uint32_t BodyTag(const Abandon*) { return 8; }
+constexpr uint32_t BodyTag(const SlotUnmapped*) { return 22; }
 constexpr uint32_t BodyTag(const Fence*) { return 9; }
 constexpr uint32_t BodyTag(const NewAttempt*) { return 10; }
 constexpr uint32_t BodyTag(const Reconfigure*) { return 11; }
@@ -84,6 +85,7 @@ void Write(pbf_writer& out, const Seal& m) {
 }
 void Write(pbf_writer& out, const StepIsSound& m) { Put(out, 1, m.step); }
 void Write(pbf_writer& out, const Abandon& m) { Put(out, 1, m.slot_id); }
+void Write(pbf_writer& out, const SlotUnmapped& m) { Put(out, 1, m.slot_id); }
 void Write(pbf_writer& out, const Fence& m) {
   Put(out, 1, m.generation);
   Put(out, 2, m.reason);
@@ -390,6 +392,7 @@ template std::string EncodeFrame(uint64_t, const StartCopy&);
 template std::string EncodeFrame(uint64_t, const Seal&);
 template std::string EncodeFrame(uint64_t, const StepIsSound&);
 template std::string EncodeFrame(uint64_t, const Abandon&);
+template std::string EncodeFrame(uint64_t, const SlotUnmapped&);
 template std::string EncodeFrame(uint64_t, const Fence&);
 template std::string EncodeFrame(uint64_t, const NewAttempt&);
 template std::string EncodeFrame(uint64_t, const Reconfigure&);

@@ -65,6 +65,9 @@ struct StepIsSound {
 struct Abandon {
   uint64_t slot_id = 0;
 };
+struct SlotUnmapped {
+  uint64_t slot_id = 0;
+};
 struct Fence {
   uint64_t generation = 0;
   std::string reason;

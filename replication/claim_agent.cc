@@ -310,6 +310,15 @@ void ClaimAgent::ProcessExited(ProcessId process) {
   on_report_();
 }
 
+void ClaimAgent::OnSlotClosed(store::SlotId slot, ProcessId process) {
+  if (state_ == ClaimState::kUnclaimed || process != process_ || !emit_) return;
+  TrainerEvent event;
+  event.kind = TrainerEvent::Kind::kSlotClosed;
+  event.slot_id = slot.value;
+  event.generation = generation_;
+  emit_(event);
+}
+
 std::optional<wire::LiveTrainer> ClaimAgent::LiveTrainer() const {
   if (state_ != ClaimState::kAdmitted) return std::nullopt;
   wire::LiveTrainer trainer;

@@ -68,6 +68,8 @@ class ClaimAgent {
   // The connection has ended; the process may live on.
   void Disconnect(ClaimNumber number);
   void ProcessExited(ProcessId process);
+  // The process will not get that slot again.
+  void OnSlotClosed(store::SlotId slot, ProcessId process);
   // The restore of `generation` is over for this trainer: it may save.
   void EnterGeneration(Generation generation) {
     generation_ = generation;

@@ -72,6 +72,10 @@ void JobAgent::ProcessExited(ProcessId process) {
   for (auto& [shard, claim] : claims_) claim->ProcessExited(process);
 }
 
+void JobAgent::OnSlotClosed(store::SlotId slot, ProcessId process) {
+  for (auto& [shard, claim] : claims_) claim->OnSlotClosed(slot, process);
+}
+
 void JobAgent::Fence(Generation generation, const std::string& reason, int64_t seen_unix_ms,
                      Rank rank) {
   // Nothing after the present generation can be fenced: its trainers do not exist yet.

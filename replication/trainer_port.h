@@ -145,11 +145,13 @@ struct TrainerEvent {
     kSaveFailed = 4,
     kUnderProtected = 5,
     kProtectedAgain = 6,
+    kSlotClosed = 7,  // `slot_id` will not be handed over again: see SlotUnmapped().
   };
   Kind kind = Kind::kFenced;
   SnapshotId snapshot;
   Status status;
   Generation generation;
+  uint64_t slot_id = 0;
 };
 
 // Thread: called on the service's executor, never from inside a call of Trainer.
@@ -189,6 +191,9 @@ class Trainer {
   virtual void StepIsSound(Step step, StatusCompletion done) = 0;
   // Refused after the seal.
   virtual void Abandon(SaveHandle save, StatusCompletion done) = 0;
+
+  // The process has unmapped a slot after kSlotClosed: its memory can be freed.
+  virtual void SlotUnmapped(uint64_t slot_id, StatusCompletion done) = 0;
 
   // Nothing of `generation` is begun or sealed from here on. Safe to repeat.
   virtual void Fence(Generation generation, std::string reason, int64_t seen_unix_ms) = 0;

@@ -74,6 +74,11 @@ void Slot::DisownWriter() {
   if (state_ == SlotState::kFree) MoveTo(SlotState::kQuarantined);
 }
 
+void Slot::WriterUnmapped() {
+  BACKSTAY_CHECK(writer_disowned_, "only a disowned client's slot is unmapped for good");
+  unmapped_ = true;
+}
+
 void Slot::RemoveGrant() {
   BACKSTAY_CHECK(grant_count_ > 0, "a grant ended twice");
   --grant_count_;

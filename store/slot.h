@@ -54,6 +54,9 @@ class Slot {
   void WriterExited();
   // The process is fenced but may still write: once without content, nobody uses the slot.
   void DisownWriter();
+  // A disowned process says that it has unmapped the slot. Its word is enough to give the memory
+  // back to the system, not to let somebody else write there.
+  void WriterUnmapped();
 
   void AddGrant() { ++grant_count_; }
   void RemoveGrant();
@@ -64,6 +67,9 @@ class Slot {
   uint32_t pin_count() const { return pin_count_; }
   // The process that has it mapped writable and was not seen to exit.
   const std::optional<ClientId>& writer() const { return writer_; }
+  bool writer_disowned() const { return writer_disowned_; }
+  // Of no use to anybody: to be freed.
+  bool is_spent() const { return unmapped_ && state_ == SlotState::kQuarantined; }
   uint64_t epoch() const { return epoch_; }
 
  private:
@@ -76,6 +82,7 @@ class Slot {
   SlotState state_ = SlotState::kFree;
   std::optional<ClientId> writer_;
   bool writer_disowned_ = false;
+  bool unmapped_ = false;  // By the disowned writer.
   uint32_t grant_count_ = 0;
   uint32_t pin_count_ = 0;
   uint64_t epoch_ = 0;

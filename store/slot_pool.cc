@@ -251,6 +251,10 @@ void SlotPool::OnSlotFree(std::function<void(ReservationId)> observer) {
   free_observers_.push_back(std::move(observer));
 }
 
+void SlotPool::OnSlotClosed(std::function<void(SlotId, ClientId)> observer) {
+  closed_observer_ = std::move(observer);
+}
+
 void SlotPool::Seal(SlotId id) { Get(id).slot.Seal(); }
 
 void SlotPool::GiveUp(SlotId id) {
@@ -294,6 +298,28 @@ void SlotPool::DisownClient(ReservationId id, ClientId client) {
   FillAll();
 }
 
+Status SlotPool::ClientUnmapped(ClientId client, SlotId id) {
+  const auto found = slots_.find(id);
+  if (found == slots_.end() || found->second->slot.writer() != client ||
+      !found->second->slot.writer_disowned()) {
+    return NotFound("slot " + std::to_string(id.value) + " is not closed to this process");
+  }
+  found->second->slot.WriterUnmapped();
+  RemoveIfSpent(id);
+  return Status::Ok();
+}
+
+void SlotPool::RemoveIfSpent(SlotId id) {
+  const auto found = slots_.find(id);
+  if (!found->second->slot.is_spent()) return;
+  const auto memory = std::make_shared<std::shared_ptr<SlotMemory>>(found->second->slot.memory());
+  memory_bytes_ -= found->second->slot.footprint_bytes();
+  slots_.erase(found);
+  // Unmapping takes long; when the workers have no room for it, it is done here after all.
+  if (!offload_([memory] { memory->reset(); }, [] {}).ok()) memory->reset();
+  FillAll();
+}
+
 uint64_t SlotPool::FreeSpares() {
   auto removed =
       std::make_shared<std::vector<std::shared_ptr<SlotMemory>>>(RemoveSpares(UINT64_MAX));
@@ -312,6 +338,7 @@ void SlotPool::AfterChange(SlotId id) {
   if (found == reservations_.end() || state == SlotState::kQuarantined) {
     Detach(entry);
     FillAll();
+    RemoveIfSpent(id);
     return;
   }
   Fill(entry.reservation);  // Keeps it, or replaces it when it does not fit any more.
@@ -334,7 +361,13 @@ void SlotPool::Detach(Entry& entry) {
   }
   entry.reservation = ReservationId();
   // A client of the old reservation may still write: nobody else gets the slot before its exit.
-  if (entry.slot.writer()) entry.slot.DisownWriter();
+  if (!entry.slot.writer()) return;
+  const bool was_closed = entry.slot.writer_disowned();
+  entry.slot.DisownWriter();
+  if (was_closed || !closed_observer_) return;
+  executor_.Post(lifetime_.Wrap([this, id = entry.slot.id(), client = *entry.slot.writer()] {
+    closed_observer_(id, client);
+  }));
 }
 
 std::vector<std::shared_ptr<SlotMemory>> SlotPool::RemoveSpares(uint64_t bytes_min) {

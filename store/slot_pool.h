@@ -115,6 +115,8 @@ class SlotPool {
   bool HasFreeSlot(ReservationId id, std::optional<ClientId> client) const;
   // Called (posted, folded) after slots of the reservation became free. For the pool's lifetime.
   void OnSlotFree(std::function<void(ReservationId)> observer);
+  // A slot that a process has mapped left its reservation: it will not get it again. Posted.
+  void OnSlotClosed(std::function<void(SlotId, ClientId)> observer);
 
   void Seal(SlotId id);
   // The content is not needed any more: revoking until the last grant and pin, then free.
@@ -132,6 +134,9 @@ class SlotPool {
   // The process lost its shard but may still write: its slots of the reservation are quarantined
   // once without content, and replaced while the budget allows. Its other shards are not touched.
   void DisownClient(ReservationId id, ClientId client);
+  // A process says that it has unmapped a slot that is closed to it: the memory is freed once it
+  // has no content. kNotFound: no such slot is closed to that process.
+  Status ClientUnmapped(ClientId client, SlotId slot);
 
   // Gives spare memory back to the system; returns the bytes.
   uint64_t FreeSpares();
@@ -172,6 +177,7 @@ class SlotPool {
   void Detach(Entry& entry);
   // Removes spares until at least `bytes_min` are freed or none is left.
   std::vector<std::shared_ptr<SlotMemory>> RemoveSpares(uint64_t bytes_min);
+  void RemoveIfSpent(SlotId id);
   void NotifyFree(ReservationId id);
 
   const Options options_;
@@ -185,6 +191,7 @@ class SlotPool {
   uint64_t creating_bytes_ = 0;  // Footprints being made.
   uint64_t last_slot_ = 0;
   uint64_t last_reservation_ = 0;
+  std::function<void(SlotId, ClientId)> closed_observer_;
   std::vector<std::function<void(ReservationId)>> free_observers_;
   std::set<ReservationId> free_to_tell_;
   Lifetime lifetime_;

@@ -316,6 +316,11 @@ class ClaimTest(ServicesTest):
         trainer.call("resize", 2 * STATE_BYTES + MIB)
         trainer.call("save", 3)
         self.assertEqual(trainer.call("newest")["step"], 3)
+        # The slots that are too small now are unmapped by the trainer, which lives on, and freed.
+        trainer.call("save", 4)
+        trainer.call("save", 5)
+        wait_for(lambda: all(m["quarantined"] == 0 for m in self.services.memory().values()),
+                 "the small slots to be given back")
 
     def test_a_budget_that_cannot_fit_says_the_sum(self):
         trainer = self.services.driver(self.services.nodes[1])

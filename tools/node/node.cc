@@ -59,6 +59,12 @@ Node::Node(NodeConfig config, NodeSeams seams)
     if (core_ == nullptr) return;
     for (auto& [job, host] : core_->jobs) host->agent->OnSlotFree();
   }));
+  pool_.OnSlotClosed(lifetime_.Wrap([this](store::SlotId slot, store::ClientId client) {
+    if (core_ == nullptr) return;
+    for (auto& [job, host] : core_->jobs) {
+      host->agent->OnSlotClosed(slot, replication::ProcessId(client.value));
+    }
+  }));
 }
 
 Node::~Node() = default;

@@ -146,6 +146,11 @@ void TrainerSession::Abandon(replication::SaveHandle save, StatusCompletion done
   Answer(std::move(done), claim.ok() ? (*claim)->saves().Abandon(save) : claim.status());
 }
 
+void TrainerSession::SlotUnmapped(uint64_t slot_id, StatusCompletion done) {
+  Answer(std::move(done),
+         node_.pool_.ClientUnmapped(store::ClientId(process_.value), store::SlotId(slot_id)));
+}
+
 void TrainerSession::Fence(Generation generation, std::string reason, int64_t seen_unix_ms) {
   const Result<ClaimAgent*> claim = Claim();
   const Result<Node::JobHost*> host = Host(job_);

@@ -29,6 +29,7 @@ class TrainerSession : public replication::Trainer {
   void Seal(replication::SaveHandle save, bool sound, Completion<std::string> done) override;
   void StepIsSound(Step step, StatusCompletion done) override;
   void Abandon(replication::SaveHandle save, StatusCompletion done) override;
+  void SlotUnmapped(uint64_t slot_id, StatusCompletion done) override;
   void Fence(Generation generation, std::string reason, int64_t seen_unix_ms) override;
   void NewAttempt(Completion<AttemptUuid> done) override;
   void Reconfigure(replication::ReconfigureRequest request,

@@ -213,6 +213,9 @@ bool Session::OnSaveRequest(const wire::ClientFrame& frame) {
     case wire::ClientFrame::kStepIsSound:
       trainer_->StepIsSound(Step(frame.step_is_sound().step()), Answer(request));
       return true;
+    case wire::ClientFrame::kSlotUnmapped:
+      trainer_->SlotUnmapped(frame.slot_unmapped().slot_id(), Answer(request));
+      return true;
     case wire::ClientFrame::kAbandon:
       trainer_->Abandon(SaveIn(frame.abandon().slot_id()), Answer(request));
       return true;
@@ -352,6 +355,9 @@ replication::SaveHandle Session::SaveIn(uint64_t slot_id) const {
 }
 
 void Session::OnEvent(const replication::TrainerEvent& event) {
+  // A slot that was never handed over on this connection is not mapped through it.
+  const bool closed = event.kind == replication::TrainerEvent::Kind::kSlotClosed;
+  if (closed && saves_.erase(event.slot_id) == 0) return;
   wire::ServiceFrame frame;
   ToWire(event, *frame.mutable_event());
   Send(frame);

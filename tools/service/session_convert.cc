@@ -14,8 +14,7 @@ using replication::TrainerEvent;
 static_assert(static_cast<int>(SnapshotProgress::kCopying) == wire::SNAPSHOT_COPYING);
 static_assert(static_cast<int>(SnapshotProgress::kFailed) == wire::SNAPSHOT_FAILED);
 static_assert(static_cast<int>(TrainerEvent::Kind::kFenced) == wire::Event::FENCED);
-static_assert(static_cast<int>(TrainerEvent::Kind::kProtectedAgain) ==
-              wire::Event::PROTECTED_AGAIN);
+static_assert(static_cast<int>(TrainerEvent::Kind::kSlotClosed) == wire::Event::SLOT_CLOSED);
 static_assert(static_cast<int>(replication::ResumeMode::kFork) == wire::RESUME_FORK);
 static_assert(client::kUuidBytesMax == replication::kUuidBytesMax);
 
@@ -145,6 +144,7 @@ void ToWire(const TrainerEvent& event, wire::Event& out) {
   ToWire(event.snapshot, *out.mutable_snapshot());
   if (!event.status.ok()) ToWire(event.status, *out.mutable_status());
   out.set_generation(event.generation.value);
+  out.set_slot_id(event.slot_id);
 }
 
 }  // namespace backstay::tools

@@ -358,6 +358,9 @@ FakeService::Answer FakeService::Handle(const wire::ClientFrame& frame) {
       if (const auto found = slots_.find(frame.abandon().slot_id()); found != slots_.end())
         found->second->filling = false;
       break;
+    case ClientBody::kSlotUnmapped:
+      slots_.erase(frame.slot_unmapped().slot_id());
+      break;
     case ClientBody::kNewAttempt:
       answer.frame.mutable_new_attempt()->set_uuid("attempt-" + std::to_string(next_id_++));
       break;

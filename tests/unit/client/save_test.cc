@@ -209,6 +209,21 @@ TEST_F(SaveTest, ResizeMakesRoomForALargerShard) {
   SaveAndCommit(2, 300'000, 0);
 }
 
+TEST_F(SaveTest, AClosedSlotIsUnmappedAndTheServiceTold) {
+  SaveAndCommit(1, 5000, 0);
+  const uint64_t slot_id = service_.Received(ClientBody::kSeal).back().seal().slot_id();
+  client::wire::Event closed;
+  closed.set_kind(client::wire::Event::SLOT_CLOSED);
+  closed.set_slot_id(slot_id);
+  service_.SendEvent(closed);
+  // Answered in order: by the time of this answer the event has been read, and answered too.
+  const auto told = [&] { return service_.Received(ClientBody::kSlotUnmapped); };
+  for (int i = 0; i < 1000 && told().empty(); ++i) ASSERT_OK(client_->NewAttempt().status());
+  ASSERT_EQ(told().size(), 1u);
+  EXPECT_EQ(told().front().slot_unmapped().slot_id(), slot_id);
+  SaveAndCommit(2, 5000, 0);
+}
+
 TEST_F(SaveTest, BadTensorsAreNamed) {
   const std::vector<float> data = Numbers(24);
   Result<Save> save = client_->Begin(1, kLongMs);

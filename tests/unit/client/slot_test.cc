@@ -77,8 +77,21 @@ TEST(SlotCacheTest, FindsNothingElse) {
   SlotGeometry halved = kGeometry;
   halved.chunk_bytes /= 2;
   EXPECT_EQ(cache.FindMapped(mine.Message(O_RDONLY), halved), nullptr);
-  cache.Drop(1);
+  cache.Drop(1, [] {});
   EXPECT_EQ(cache.FindMapped(mine.Message(O_RDONLY), kGeometry), nullptr);
+}
+
+TEST(SlotCacheTest, ADroppedSlotIsUnmappedOnceNobodyUsesIt) {
+  SlotCache cache;
+  const Memory memory;
+  auto in_use = TakeNew(cache, memory, 1);
+  int unmapped_count = 0;
+  cache.Drop(1, [&] { ++unmapped_count; });
+  EXPECT_EQ(unmapped_count, 0) << "a copy thread may still write there";
+  in_use.reset();
+  EXPECT_EQ(unmapped_count, 1);
+  cache.Drop(1, [&] { ++unmapped_count; });
+  EXPECT_EQ(unmapped_count, 1) << "it is not mapped here";
 }
 
 }  // namespace

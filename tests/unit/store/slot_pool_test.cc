@@ -211,6 +211,36 @@ TEST_F(PoolTest, AClientThatLosesOneShardKeepsItsOthers) {
   EXPECT_EQ(again->id, other);
 }
 
+TEST_F(PoolTest, ASlotThatIsTooSmallIsClosedAndFreedOnceItsClientHasUnmappedIt) {
+  const ReservationId id = *Reserve(Request(Purpose::kOwn, kMiB, 2));
+  std::vector<std::pair<SlotId, ClientId>> closed;
+  pool_.OnSlotClosed([&](SlotId slot, ClientId client) { closed.emplace_back(slot, client); });
+  const SlotId kept = pool_.Acquire(id, kAlice)->id;
+  const SlotId idle = pool_.Acquire(id, kAlice)->id;
+  pool_.Seal(kept);
+  pool_.GiveUp(idle);
+  ASSERT_TRUE(Resize(id, 2 * kMiB, 2).ok());
+  executor_.RunUntilIdle();
+  using ::testing::ElementsAre;
+  EXPECT_THAT(closed, ElementsAre(std::pair(idle, kAlice))) << "the other has a snapshot";
+  EXPECT_EQ(pool_.Stats().quarantined_bytes, Footprint(kMiB));
+  EXPECT_EQ(pool_.ClientUnmapped(kBob, idle).code(), StatusCode::kNotFound) << "not his";
+  EXPECT_EQ(pool_.ClientUnmapped(kAlice, kept).code(), StatusCode::kNotFound) << "not closed";
+  const uint64_t before = pool_.Stats().memory_bytes;
+  EXPECT_TRUE(pool_.ClientUnmapped(kAlice, idle).ok());
+  executor_.RunUntilIdle();
+  EXPECT_EQ(pool_.Stats().quarantined_bytes, 0u);
+  EXPECT_EQ(pool_.Stats().spare_bytes, 0u) << "freed, not reused: its client's word is all we have";
+  EXPECT_EQ(pool_.Stats().memory_bytes, before - Footprint(kMiB));
+
+  // Once its snapshot is let go of, the other one goes the same way.
+  pool_.GiveUp(kept);
+  executor_.RunUntilIdle();
+  ASSERT_EQ(closed.size(), 2u);
+  EXPECT_TRUE(pool_.ClientUnmapped(kAlice, kept).ok());
+  EXPECT_EQ(pool_.Stats().quarantined_bytes, 0u);
+}
+
 TEST_F(PoolTest, RestartedTrainerGetsTheSlotsOfItsPredecessor) {
   const ReservationId id = *Reserve(Request(Purpose::kOwn, kMiB, 1));
   const SlotId slot = pool_.Acquire(id, kAlice)->id;

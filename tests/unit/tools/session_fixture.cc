@@ -55,6 +55,10 @@ class FakeTrainer : public Trainer {
     Note("abandon " + std::to_string(save.value));
     Answer(std::move(done), save.value == 0 ? NotFound("no such save") : Status::Ok());
   }
+  void SlotUnmapped(uint64_t slot_id, StatusCompletion done) override {
+    Note("unmapped " + std::to_string(slot_id));
+    Answer(std::move(done), Status::Ok());
+  }
   void Fence(Generation generation, std::string reason, int64_t) override {
     Note("fence " + std::to_string(generation.value) + " " + reason);
   }

@@ -262,6 +262,31 @@ TEST_F(SessionTest, EventsArriveWithoutBeingAskedFor) {
   EXPECT_EQ(answer->frame.event().status().message(), "no slot");
 }
 
+TEST_F(SessionTest, AClosedSlotIsToldToWhoHasItMappedAndSentAnewAfterwards) {
+  replication::TrainerEvent event;
+  event.kind = replication::TrainerEvent::Kind::kSlotClosed;
+  event.slot_id = 77;
+  RawClient client = Greeted();
+  port_.EmitEvent(0, event);  // Not mapped: nothing to say.
+  client.Send(BeginFrame(2, 10));
+  std::optional<Answer> answer = client.Receive();
+  ASSERT_TRUE(answer.has_value());
+  ASSERT_EQ(answer->frame.begin().slot_id(), 77u);
+  port_.EmitEvent(0, event);
+  answer = client.Receive();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->frame.event().kind(), wire::Event::SLOT_CLOSED);
+  EXPECT_EQ(answer->frame.event().slot_id(), 77u);
+  wire::ClientFrame unmapped;
+  unmapped.set_request(3);
+  unmapped.mutable_slot_unmapped()->set_slot_id(77);
+  client.Send(unmapped);
+  EXPECT_EQ(client.Receive()->code(), StatusCode::kOk);
+  EXPECT_TRUE(port_.WaitFor([](const FakePort& port) { return port.HasCall(0, "unmapped 77"); }));
+  client.Send(BeginFrame(4, 20));
+  EXPECT_TRUE(client.Receive()->frame.begin().has_fds()) << "it is not mapped any more";
+}
+
 TEST_F(SessionTest, AnAnswerOverTheLimitIsReplacedByAnError) {
   port_.SetManifestBytes(client::kFrameBytesMax + 1);
   RawClient client = Greeted();

@@ -2,8 +2,7 @@
 //
 //   pull_bench [--mib 512] [--lanes 2] [--repeat 5] [--iperf3]
 //
-// Prints one line of JSON: the medians in GB/s and their ratio (DESIGN: at least 0.90 of the best
-// iperf3).
+// Prints one line of JSON: the medians in GB/s and their ratio (docs/performance.md).
 
 #include <sys/mman.h>
 #include <sys/resource.h>

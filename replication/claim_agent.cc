@@ -112,7 +112,8 @@ void ClaimAgent::Reserve(uint64_t claim_epoch) {
   const Deadline deadline = parts_.executor.Now() + kRegisterTimeout;
   const uint32_t slot_count = claim_.versions + 1;
   const std::optional<store::ReservationRequest> present = parts_.pool.Find(reservation_);
-  if (present && present->slot_bytes == claim_.size_bytes && present->slot_count == slot_count) {
+  const bool same_place = present && present->numa_node == claim_.numa_node;
+  if (same_place && present->slot_bytes == claim_.size_bytes && present->slot_count == slot_count) {
     return Admit(claim_epoch, deadline);
   }
   const auto refused = [this, claim_epoch](const Status& status) {
@@ -120,7 +121,8 @@ void ClaimAgent::Reserve(uint64_t claim_epoch) {
     FinishRegister(status);
     GiveUpClaim(status);
   };
-  if (present) {
+  if (present && !same_place) parts_.pool.Release(std::exchange(reservation_, {}));
+  if (same_place) {
     parts_.pool.Resize(reservation_, claim_.size_bytes, slot_count,
                        lifetime_.Wrap([=, this](const Status& status) {
                          if (!status.ok()) return refused(status);
@@ -133,7 +135,8 @@ void ClaimAgent::Reserve(uint64_t claim_epoch) {
                        .shard = shard_,
                        .slot_bytes = claim_.size_bytes,
                        .slot_count = slot_count,
-                       .chunk_bytes = chunk_bytes_},
+                       .chunk_bytes = chunk_bytes_,
+                       .numa_node = claim_.numa_node},
                       lifetime_.Wrap([=, this](const Result<store::ReservationId>& id) {
                         if (!id.ok()) return refused(id.status());
                         if (claim_epoch != epoch_ || reservation_.value != 0) {

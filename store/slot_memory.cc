@@ -13,6 +13,7 @@
 
 #include "base/os_error.h"
 #include "base/units.h"
+#include "store/numa.h"
 
 namespace backstay::store {
 
@@ -145,8 +146,10 @@ uint64_t FreeHugePageBytes() {
 
 class MemfdSlotMemoryFactory : public SlotMemoryFactory {
  public:
-  Result<std::unique_ptr<SlotMemory>> Create(const SlotGeometry& geometry) override {
+  Result<std::unique_ptr<SlotMemory>> Create(const SlotGeometry& geometry,
+                                             int32_t numa_node) override {
     BACKSTAY_RETURN_IF_ERROR(geometry.Validate());
+    BACKSTAY_RETURN_IF_ERROR(CheckNumaNode(numa_node));
     BACKSTAY_ASSIGN_OR_RETURN(
         MappedFile control,
         MappedFile::Create("backstay-control", ControlMemoryBytes(geometry), /*huge=*/false));
@@ -154,7 +157,7 @@ class MemfdSlotMemoryFactory : public SlotMemoryFactory {
     BACKSTAY_RETURN_IF_ERROR(control.Seal());
 
     PageKind pages = PageKind::kSmall;
-    BACKSTAY_ASSIGN_OR_RETURN(MappedFile data, CreateData(geometry.size_bytes, pages));
+    BACKSTAY_ASSIGN_OR_RETURN(MappedFile data, CreateData(geometry.size_bytes, numa_node, pages));
     BACKSTAY_RETURN_IF_ERROR(data.Seal());
     return std::unique_ptr<SlotMemory>(
         std::make_unique<MemfdSlotMemory>(geometry, std::move(data), std::move(control), pages));
@@ -163,16 +166,17 @@ class MemfdSlotMemoryFactory : public SlotMemoryFactory {
  private:
   // Reserved huge pages if there are enough; somebody else may take them meanwhile, then normal
   // ones.
-  static Result<MappedFile> CreateData(uint64_t size_bytes, PageKind& pages) {
+  static Result<MappedFile> CreateData(uint64_t size_bytes, int32_t numa_node, PageKind& pages) {
     if (size_bytes % kHugePageBytes == 0 && FreeHugePageBytes() >= size_bytes) {
       Result<MappedFile> huge = MappedFile::Create("backstay-slot", size_bytes, /*huge=*/true);
-      if (huge.ok() && huge->Prefault().ok()) {
+      if (huge.ok() && PreferNumaNode(huge->bytes(), numa_node).ok() && huge->Prefault().ok()) {
         pages = PageKind::kHuge;
         return huge;
       }
     }
     BACKSTAY_ASSIGN_OR_RETURN(MappedFile small,
                               MappedFile::Create("backstay-slot", size_bytes, /*huge=*/false));
+    BACKSTAY_RETURN_IF_ERROR(PreferNumaNode(small.bytes(), numa_node));
     pages = small.AdviseHuge() ? PageKind::kAdvisedHuge : PageKind::kSmall;
     BACKSTAY_RETURN_IF_ERROR(small.Prefault());
     return small;

@@ -47,9 +47,11 @@ class SlotMemory {
 class SlotMemoryFactory {
  public:
   virtual ~SlotMemoryFactory() = default;
-  // Zeroed, touched memory. `geometry.size_bytes` is a multiple of kSlotBytesMultiple. Takes as
-  // long as touching the pages takes. kNoSpace: the machine has no memory for it.
-  virtual Result<std::unique_ptr<SlotMemory>> Create(const SlotGeometry& geometry) = 0;
+  // Zeroed, touched memory, of that NUMA node where it has any (store/numa.h).
+  // `geometry.size_bytes` is a multiple of kSlotBytesMultiple. Takes as long as touching the pages
+  // takes. kNoSpace: the machine has no memory for it. kInvalidArgument: there is no such node.
+  virtual Result<std::unique_ptr<SlotMemory>> Create(const SlotGeometry& geometry,
+                                                     int32_t numa_node) = 0;
 };
 
 // Slots are whole small pages; from a huge page on, whole huge pages (2 MiB on x86-64 and arm64).

@@ -126,7 +126,7 @@ bool SlotPool::TakeSpare(ReservationId id, Reservation& reservation) {
   const SlotGeometry wanted = GeometryOf(reservation.request);
   for (auto& [slot_id, entry] : slots_) {
     if (entry->reservation.value == 0 && entry->slot.state() == SlotState::kFree &&
-        entry->slot.geometry() == wanted) {
+        entry->slot.geometry() == wanted && entry->numa_node == reservation.request.numa_node) {
       Attach(*entry, id, reservation);
       return true;
     }
@@ -159,12 +159,15 @@ bool SlotPool::StartCreating(ReservationId id, Reservation& reservation) {
   // Evicted by the work itself, so that the old memory is gone before the new one is touched.
   auto evicted = std::make_shared<std::vector<std::shared_ptr<SlotMemory>>>(RemoveSpares(excess));
   auto made = std::make_shared<Result<std::unique_ptr<SlotMemory>>>(Unavailable("not made yet"));
+  const int32_t numa_node = reservation.request.numa_node;
   const Status started = offload_(
-      [evicted, made, geometry, &factory = factory_] {
+      [evicted, made, geometry, numa_node, &factory = factory_] {
         evicted->clear();
-        *made = factory.Create(geometry);
+        *made = factory.Create(geometry, numa_node);
       },
-      lifetime_.Wrap([this, id, footprint, made] { OnCreated(id, footprint, std::move(*made)); }));
+      lifetime_.Wrap([this, id, footprint, numa_node, made] {
+        OnCreated(id, footprint, numa_node, std::move(*made));
+      }));
   if (!started.ok()) {
     OnFillFailed(id, started);
     return false;
@@ -174,7 +177,7 @@ bool SlotPool::StartCreating(ReservationId id, Reservation& reservation) {
   return true;
 }
 
-void SlotPool::OnCreated(ReservationId id, uint64_t footprint_bytes,
+void SlotPool::OnCreated(ReservationId id, uint64_t footprint_bytes, int32_t numa_node,
                          Result<std::unique_ptr<SlotMemory>> memory) {
   creating_bytes_ -= footprint_bytes;
   const auto found = reservations_.find(id);
@@ -184,7 +187,8 @@ void SlotPool::OnCreated(ReservationId id, uint64_t footprint_bytes,
 
   const SlotId slot_id(++last_slot_);
   Entry& entry =
-      *slots_.emplace(slot_id, std::make_unique<Entry>(slot_id, *std::move(memory))).first->second;
+      *slots_.emplace(slot_id, std::make_unique<Entry>(slot_id, *std::move(memory), numa_node))
+           .first->second;
   memory_bytes_ += entry.slot.footprint_bytes();
   if (reservation != nullptr && reservation->slots.size() < reservation->request.slot_count &&
       Fits(entry.slot, reservation->request)) {

@@ -13,6 +13,7 @@
 #include "base/ids.h"
 #include "base/status.h"
 #include "store/memory_budget.h"
+#include "store/numa.h"
 #include "store/offload.h"
 #include "store/slot.h"
 
@@ -36,6 +37,7 @@ struct ReservationRequest {
   uint64_t slot_bytes = 0;  // The largest shard that fits. 0 is legal.
   uint32_t slot_count = 0;  // Versions kept + 1.
   uint32_t chunk_bytes = kChunkBytesDefault;
+  int32_t numa_node = kAnyNumaNode;  // Preferred.
 };
 
 // A slot handed out for filling.
@@ -166,7 +168,7 @@ class SlotPool {
   void FillAll();
   bool TakeSpare(ReservationId id, Reservation& reservation);
   bool StartCreating(ReservationId id, Reservation& reservation);
-  void OnCreated(ReservationId id, uint64_t footprint_bytes,
+  void OnCreated(ReservationId id, uint64_t footprint_bytes, int32_t numa_node,
                  Result<std::unique_ptr<SlotMemory>> memory);
   void OnFillFailed(ReservationId id, const Status& status);
   void FinishWaiting(Reservation& reservation, const Status& status);

@@ -18,8 +18,10 @@ struct SlotPool::Reservation {
 };
 
 struct SlotPool::Entry {
-  Entry(SlotId id, std::shared_ptr<SlotMemory> memory) : slot(id, std::move(memory)) {}
+  Entry(SlotId id, std::shared_ptr<SlotMemory> memory, int32_t numa)
+      : slot(id, std::move(memory)), numa_node(numa) {}
   Slot slot;
+  const int32_t numa_node;    // That its memory was made for.
   ReservationId reservation;  // 0: none.
 };
 

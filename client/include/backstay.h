@@ -111,7 +111,7 @@ typedef struct backstay_register_options {
   uint32_t replicas;     /* Copies on other failure domains, 0 to 3. */
   uint32_t versions;     /* Committed snapshots to keep, at least 1. */
   uint64_t size_bytes;   /* Of the shard, at most: see backstay_plan(). */
-  int32_t numa_node;     /* -1: any. */
+  int32_t numa_node;     /* That the slots' memory is to come from, if it has any; -1: any. */
   int32_t wait_for_slot; /* When no slot is free at begin: not 0 waits, 0 fails that save. */
   uint32_t timeout_ms;
 } backstay_register_options;

@@ -47,7 +47,7 @@ class HeapSlotMemory : public store::SlotMemory {
 };
 
 Result<std::unique_ptr<store::SlotMemory>> HeapSlotMemoryFactory::Create(
-    const SlotGeometry& geometry) {
+    const SlotGeometry& geometry, int32_t) {
   BACKSTAY_RETURN_IF_ERROR(geometry.Validate());
   uint64_t left = bytes_left_.load();
   do {

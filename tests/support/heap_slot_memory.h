@@ -19,7 +19,8 @@ class HeapSlotMemoryFactory : public store::SlotMemoryFactory {
  public:
   HeapSlotMemoryFactory() : counters_(std::make_shared<Counters>()) {}
 
-  Result<std::unique_ptr<store::SlotMemory>> Create(const SlotGeometry& geometry) override;
+  Result<std::unique_ptr<store::SlotMemory>> Create(const SlotGeometry& geometry,
+                                                    int32_t numa_node) override;
 
   // The machine runs out of memory after this many more bytes of data.
   void FailAfter(uint64_t bytes) { bytes_left_ = bytes; }

@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,7 +24,8 @@ namespace {
 constexpr SlotGeometry kGeometry{8 * kMiB, 1 * kMiB};
 
 std::unique_ptr<SlotMemory> Create(const SlotGeometry& geometry = kGeometry) {
-  Result<std::unique_ptr<SlotMemory>> memory = MakeMemfdSlotMemoryFactory()->Create(geometry);
+  Result<std::unique_ptr<SlotMemory>> memory =
+      MakeMemfdSlotMemoryFactory()->Create(geometry, kAnyNumaNode);
   EXPECT_TRUE(memory.ok()) << memory.status();
   return *std::move(memory);
 }
@@ -38,6 +41,24 @@ TEST(MemfdSlot, IsZeroedAndTouched) {
   EXPECT_EQ(static_cast<uint64_t>(info.st_size), kGeometry.size_bytes);
   if (fresh->pages() == PageKind::kHuge) return;  // Its file does not count blocks.
   EXPECT_GE(static_cast<uint64_t>(info.st_blocks) * 512, kGeometry.size_bytes) << "not prefaulted";
+}
+
+TEST(MemfdSlot, ComesFromTheNumaNodeAskedFor) {
+  const auto factory = MakeMemfdSlotMemoryFactory();
+  const Result<std::unique_ptr<SlotMemory>> memory = factory->Create(kGeometry, 0);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  int policy = -1;
+  unsigned long nodes[1024 / (8 * sizeof(unsigned long))] = {};
+  const long asked = ::syscall(SYS_get_mempolicy, &policy, nodes, 1024UL, (*memory)->data().data(),
+                               static_cast<unsigned long>(MPOL_F_ADDR));
+  if (asked == 0) {  // Else a kernel without NUMA, or a container that forbids to ask.
+    EXPECT_EQ(policy, MPOL_PREFERRED);
+    EXPECT_EQ(nodes[0], 1u);
+  }
+  const Status none = factory->Create(kGeometry, 1000).status();
+  EXPECT_EQ(none.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(none.message().find("no NUMA node 1000"), std::string::npos) << none;
+  EXPECT_EQ(factory->Create(kGeometry, -2).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(MemfdSlot, NobodyCanChangeItsSize) {
@@ -82,7 +103,8 @@ TEST(MemfdSlot, ReadOnlyDescriptorCannotBeMappedWritable) {
 
 TEST(MemfdSlot, ImpossibleChunkSizesAreErrors) {
   const auto factory = MakeMemfdSlotMemoryFactory();
-  EXPECT_EQ(factory->Create({kMiB, 12345}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(factory->Create({kMiB, 12345}, kAnyNumaNode).status().code(),
+            StatusCode::kInvalidArgument);
 }
 
 TEST(SlotDataBytes, RoundsToPages) {

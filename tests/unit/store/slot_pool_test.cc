@@ -339,6 +339,18 @@ TEST_F(PoolTest, ResizeThatFindsNoMemoryGoesBack) {
   EXPECT_TRUE(pool_.Acquire(id, std::nullopt).ok());
 }
 
+TEST_F(PoolTest, ASpareOfAnotherNumaNodeIsNotTaken) {
+  ReservationRequest request = Request(Purpose::kOwn, kMiB, 1);
+  request.numa_node = 0;
+  pool_.Release(*Reserve(request));
+  request.numa_node = 1;
+  ASSERT_TRUE(Reserve(request).ok());
+  EXPECT_EQ(factory_.created_count(), 2u);
+  request.numa_node = 0;
+  ASSERT_TRUE(Reserve(request).ok());
+  EXPECT_EQ(factory_.created_count(), 2u) << "the spare was made for this one";
+}
+
 TEST_F(PoolTest, ShrinkingKeepsTheLargerSlots) {
   const ReservationId id = *Reserve(Request(Purpose::kOwn, 2 * kMiB, 2));
   const SlotId mapped = pool_.Acquire(id, kAlice)->id;

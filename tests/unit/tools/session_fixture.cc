@@ -115,8 +115,8 @@ class FakeTrainer : public Trainer {
 };
 
 FakePort::FakePort(EventLoop& loop) : loop_(loop) {
-  Result<std::unique_ptr<store::SlotMemory>> slot =
-      factory_->Create({.size_bytes = store::kSlotBytesMultiple, .chunk_bytes = 4096});
+  Result<std::unique_ptr<store::SlotMemory>> slot = factory_->Create(
+      {.size_bytes = store::kSlotBytesMultiple, .chunk_bytes = 4096}, store::kAnyNumaNode);
   EXPECT_TRUE(slot.ok()) << slot.status();
   slot_ = std::move(slot).value();
 }

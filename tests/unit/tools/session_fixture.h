@@ -15,6 +15,7 @@
 #include "base/event_loop.h"
 #include "base/socket.h"
 #include "client/local.pb.h"
+#include "store/numa.h"
 #include "store/slot_memory.h"
 #include "tools/service/session_server.h"
 

@@ -61,11 +61,11 @@ typedef enum backstay_code {
   BACKSTAY_CORRUPT = 2,   /* Bytes failed verification, from every holder. */
   BACKSTAY_NO_SPACE = 3,  /* A budget, quota, slot or limit is exhausted. */
   BACKSTAY_STALE = 4,     /* The generation is over: stop saving, reconfigure. */
-  BACKSTAY_UNAVAILABLE =
-      5,                 /* Could not be found out now, or the service is away: try again later. */
+  /* Could not be found out now, or the service is away: try again later. */
+  BACKSTAY_UNAVAILABLE = 5,
   BACKSTAY_DEADLINE = 6, /* The timeout passed; nothing is known about the effect. */
-  BACKSTAY_UNKNOWN_OUTCOME =
-      7, /* Sent, not answered: it may or may not have happened. Ask, or repeat. */
+  /* Sent, not answered: it may or may not have happened. Ask, or repeat. */
+  BACKSTAY_UNKNOWN_OUTCOME = 7,
   BACKSTAY_INVALID_ARGUMENT = 8, /* The call can never succeed as it is. */
   BACKSTAY_PERMISSION = 9        /* Wrong token, or a call from a forked child. */
 } backstay_code;
@@ -134,8 +134,8 @@ BACKSTAY_API int backstay_register(backstay_client* client,
 /* Changes the registered size. A refused resize leaves the old size in force. */
 BACKSTAY_API int backstay_resize(backstay_client* client, uint64_t size_bytes, uint32_t timeout_ms,
                                  backstay_error* error);
-/* The job is done: its state goes after the time that the service keeps finished jobs, or now if
- * `drop_state`. */
+/* The job is done. Its state stays, to go on from or to fork, until it is dropped: now if
+ * `drop_state`, or later with `backstay rm`. */
 BACKSTAY_API int backstay_finish(backstay_client* client, int drop_state, uint32_t timeout_ms,
                                  backstay_error* error);
 
@@ -202,8 +202,8 @@ typedef struct backstay_tensor {
   uint64_t flat_offset; /* FLAT: `shape` has one dimension, of flat_count + padding elements. */
   uint64_t flat_count;
   uint64_t padding_elements;
-  const char*
-      alias_of; /* ALIAS: name of a tensor that was added before, with the same dtype and shape. */
+  /* ALIAS: name of a tensor that was added before, with the same dtype and shape. */
+  const char* alias_of;
   uint32_t group; /* For backstay_save_wait(): groups are copied in ascending order. */
 } backstay_tensor;
 
@@ -313,7 +313,7 @@ typedef struct backstay_decide_options {
   int32_t drop_state;
   uint64_t exact_step;
   const char* fork_job;
-  int32_t has_old_rank; /* `old_rank` is a hint where the bytes lie. */
+  int32_t has_old_rank; /* `old_rank` is only a hint; this version finds the bytes without it. */
   uint32_t old_rank;
   uint32_t timeout_ms;
 } backstay_decide_options;

@@ -497,10 +497,10 @@ typedef enum backstay_event_kind {
   BACKSTAY_EVENT_UNDER_PROTECTED = 5, /* Fewer replicas than the policy wants; being repaired. */
   BACKSTAY_EVENT_PROTECTED_AGAIN = 6,
   BACKSTAY_EVENT_SERVICE_LOST = 100, /* Saves that were not sealed have failed. Reconnecting. */
-  BACKSTAY_EVENT_SERVICE_BACK =
-      101, /* Connected and registered again; `code` says if that was refused. */
-  BACKSTAY_EVENT_MISSED =
-      102 /* Nobody read: older events were dropped. Ask with backstay_query_snapshot(). */
+  /* Connected and registered again; `code` says if that was refused. */
+  BACKSTAY_EVENT_SERVICE_BACK = 101,
+  /* Nobody read: older events were dropped. Ask with backstay_query_snapshot(). */
+  BACKSTAY_EVENT_MISSED = 102
 } backstay_event_kind;
 
 typedef struct backstay_event {

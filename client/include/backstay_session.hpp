@@ -34,8 +34,8 @@ using ShareToken = std::function<Result<std::string>(const std::string& token)>;
 class RecoverySession {
  public:
   struct Options {
-    std::string shard_id =
-        {};  // Empty: the registered one, or where that was a rank's number, the new rank's.
+    // Empty: the registered one, or where that was a rank's number, the new rank's.
+    std::string shard_id = {};
     uint32_t mode = BACKSTAY_RESUME_AUTO;
     uint64_t exact_step = 0;
     bool drop_state = false;

@@ -191,15 +191,17 @@ void Save::OnFenced(const Status& why) {
 
 bool Save::OnServiceLost(const Status& why) {
   bool lost = false;
+  bool open = false;
   {
     const std::lock_guard lock(mutex_);
-    lost = stage_ < Stage::kSealing && failed_.ok();
+    open = failed_.ok() && stage_ < Stage::kCommitted;
+    lost = open && stage_ < Stage::kSealing;
     slot_is_gone_ = true;
     away_ = Unavailable(Name() + ": the service is away: " + why.message());
     changed_.notify_all();
   }
   if (lost) OnFailed(Unavailable("the service went away before it was sealed: " + why.message()));
-  return lost;
+  return open;
 }
 
 void Save::OnServiceBack() {

@@ -62,7 +62,7 @@ class Save : public std::enable_shared_from_this<Save> {
   void OnFailed(const Status& why);
   // The generation is over: fails what is not sealed.
   void OnFenced(const Status& why);
-  // True: it was not sealed, and has failed by this.
+  // True: it was open. A service that comes back without it is to tell the others.
   bool OnServiceLost(const Status& why);
   // The service is back: asks it what became of this save.
   void OnServiceBack();

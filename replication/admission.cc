@@ -424,6 +424,7 @@ void Admission::AskTargets(const ShardId& id, ShardMember& member) {
     reserve->set_versions(member.versions);
     // A job that has run has its holders: another one takes the place of a lost one.
     reserve->set_repair(record_.record().generation() > 0);
+    reserve->set_record_revision(record_.revision());
     const NodeInstance instance = target.node;
     const uint64_t size_bytes = member.size_bytes;
     const auto on_reply = [this, id, instance, size_bytes](const Result<wire::Reply>& reply) {
@@ -489,6 +490,7 @@ void Admission::Finish(const ShardId& id, ShardMember& member) {
   for (const NodeId& node : member.TargetNodes()) admitted->add_replica_nodes(node.value);
   admitted->set_claim_term(member.claim_order.first);
   admitted->set_claim_number(member.claim_order.second);
+  admitted->set_record_revision(record_.revision());
   admitted->set_reserved_bytes_peers(member.size_bytes * (member.versions + 1) *
                                      member.targets.size());
   std::exchange(member.reply, nullptr)(std::move(reply));

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/units.h"
 #include "replication/token_digest.h"
 #include "replication/wire_convert.h"
 
@@ -56,7 +57,9 @@ void ClaimAgent::Register(ProcessId process, const ShardClaim& claim, Emit emit,
                           Completion<Registered> done) {
   Status status = CheckClaim(claim);
   const std::string token_digest = TokenDigest(claim.token);
-  if (status.ok() && state_ != ClaimState::kUnclaimed && token_digest != token_digest_) {
+  // Also after the trainer's exit: the memory that it left is for those who have its token.
+  const bool token_known = state_ != ClaimState::kUnclaimed || reservation_.value != 0;
+  if (status.ok() && token_known && token_digest != token_digest_) {
     status = PermissionDenied("the token of job " + job_.value +
                               " is another one than this node's trainers use");
   }
@@ -87,11 +90,7 @@ void ClaimAgent::Register(ProcessId process, const ShardClaim& claim, Emit emit,
   emit_ = std::move(emit);
   register_done_ = std::move(done);
   foreign_since_.reset();
-  saves_.SetPolicy({claim.rank, claim.world_size, claim.replicas, claim.wait_for_slot});
-  if (claim.missed_step && claim.generation == generation_) {
-    saves_.PassOver({claim.generation, *claim.missed_step},
-                    Unavailable("the trainer passed the step over while its service was away"));
-  }
+  resizing_ = false;
   leader_.Cancel(admission_call_);
   Reserve(++epoch_);
 }
@@ -201,6 +200,8 @@ void ClaimAgent::OnAdmitted(uint64_t claim_epoch, Result<wire::Reply> reply) {
   // Whoever answered: if the leader has changed since, Step() asks the new one.
   admitted_by_ = FromWire(reply->header().from());
   admitted_term_ = Term(reply->header().term());
+  admitted_revision_ = reply->admit_shard().record_revision();
+  if (first) TakeClaim();
   claim_order_ = {reply->admit_shard().claim_term(), reply->admit_shard().claim_number()};
   reserved_bytes_peers_ = reply->admit_shard().reserved_bytes_peers();
   std::vector<NodeId> nodes;
@@ -217,6 +218,15 @@ void ClaimAgent::OnAdmitted(uint64_t claim_epoch, Result<wire::Reply> reply) {
   on_report_();
 }
 
+// The token was accepted: what the trainer says of itself and its saves counts from here on.
+void ClaimAgent::TakeClaim() {
+  saves_.SetPolicy({claim_.rank, claim_.world_size, claim_.replicas, claim_.wait_for_slot});
+  if (claim_.missed_step && claim_.generation == generation_) {
+    saves_.PassOver({claim_.generation, *claim_.missed_step},
+                    Unavailable("the trainer passed the step over while its service was away"));
+  }
+}
+
 void ClaimAgent::FinishRegister(Result<ClaimReply> reply) {
   const Completion<Registered> done = std::exchange(register_done_, nullptr);
   if (!done) return;
@@ -226,8 +236,22 @@ void ClaimAgent::FinishRegister(Result<ClaimReply> reply) {
   });
 }
 
+bool ClaimAgent::EndWithJob(const Status& why) {
+  const bool undecided = state_ == ClaimState::kReserving || state_ == ClaimState::kAdmitting;
+  if (undecided ||
+      (state_ == ClaimState::kAdmitted && admitted_revision_ > gate_.view().revision)) {
+    return false;
+  }
+  EmitFenced(gate_.view().generation, why);
+  saves_.EndUnsealed(why);
+  saves_.OnView(gate_.view());  // Also what is sealed brings nothing to its replicas any more.
+  GiveUpClaim(why);
+  return true;
+}
+
 void ClaimAgent::GiveUpClaim(const Status& why) {
   leader_.Cancel(admission_call_);
+  resizing_ = false;
   ++epoch_;
   number_ = NewNumber();  // Whoever still speaks for the claim gets kStale.
   state_ = ClaimState::kUnclaimed;
@@ -247,11 +271,29 @@ void ClaimAgent::Resize(uint64_t size_bytes, StatusCompletion done) {
     parts_.executor.Post([done, status] { done(status); });
     return;
   }
+  Status refused;
+  if (resizing_) {
+    refused = Unavailable("another resize of shard " + shard_.value + " of job " + job_.value +
+                          " is under way");
+  } else if (size_bytes < claim_.size_bytes && saves_.HasOpenSaves()) {
+    // Its replicas would not fit the smaller slots any more.
+    refused = Unavailable("shard " + shard_.value + " of job " + job_.value +
+                          " is being saved with up to " + FormatBytes(claim_.size_bytes) +
+                          ": make it smaller once that save is committed or given up");
+  }
+  if (!refused.ok()) {
+    parts_.executor.Post([done, refused] { done(refused); });
+    return;
+  }
+  resizing_ = true;
   const uint64_t claim_epoch = epoch_;
   parts_.pool.Resize(reservation_, size_bytes, claim_.versions + 1,
                      lifetime_.Wrap([=, this](const Status& status) {
-                       if (!status.ok()) return done(status);
                        if (claim_epoch != epoch_) return done(Stale("the claim has ended"));
+                       if (!status.ok()) {
+                         resizing_ = false;
+                         return done(status);
+                       }
                        ResizeReplicas(size_bytes, done);
                      }));
 }
@@ -263,6 +305,7 @@ void ClaimAgent::ResizeReplicas(uint64_t size_bytes, const StatusCompletion& don
   const auto on_reply = [this, size_bytes, done,
                          claim_epoch = epoch_](const Result<wire::Reply>& reply) {
     if (claim_epoch != epoch_) return done(Stale("the claim has ended"));
+    resizing_ = false;
     if (!reply.ok()) {
       // Back to what was agreed, which this node has; the leader may have to hear it again.
       if (state_ == ClaimState::kAdmitted) {
@@ -311,15 +354,6 @@ void ClaimAgent::ProcessExited(ProcessId process) {
   saves_.EndUnsealed(why);
   // The reservation stays: the rank may come back here, and finds its memory touched.
   on_report_();
-}
-
-void ClaimAgent::OnSlotClosed(store::SlotId slot, ProcessId process) {
-  if (state_ == ClaimState::kUnclaimed || process != process_ || !emit_) return;
-  TrainerEvent event;
-  event.kind = TrainerEvent::Kind::kSlotClosed;
-  event.slot_id = slot.value;
-  event.generation = generation_;
-  emit_(event);
 }
 
 std::optional<wire::LiveTrainer> ClaimAgent::LiveTrainer() const {

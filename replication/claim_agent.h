@@ -68,8 +68,8 @@ class ClaimAgent {
   // The connection has ended; the process may live on.
   void Disconnect(ClaimNumber number);
   void ProcessExited(ProcessId process);
-  // The process will not get that slot again.
-  void OnSlotClosed(store::SlotId slot, ProcessId process);
+  // The job has ended. False: the claim is to a later job of that name, or may be, and stays.
+  bool EndWithJob(const Status& why);
   // The restore of `generation` is over for this trainer: it may save.
   void EnterGeneration(Generation generation) {
     generation_ = generation;
@@ -122,6 +122,7 @@ class ClaimAgent {
   void OnAdmitted(uint64_t claim_epoch, Result<wire::Reply> reply);
   void ResizeReplicas(uint64_t size_bytes, const StatusCompletion& done);
   wire::Request MakeAdmission() const;
+  void TakeClaim();
   void GiveUpClaim(const Status& why);
   void FinishRegister(Result<ClaimReply> reply);
 
@@ -152,6 +153,8 @@ class ClaimAgent {
   Completion<Registered> register_done_;
   std::optional<NodeInstance> admitted_by_;
   Term admitted_term_;
+  Revision admitted_revision_ = 0;  // Of the job's record.
+  bool resizing_ = false;
   Readmission readmission_ = Readmission::kNone;
   Instant next_readmission_;
   std::optional<Instant> foreign_since_;

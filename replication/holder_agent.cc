@@ -1,5 +1,6 @@
 #include "replication/holder_agent.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -54,6 +55,7 @@ void HolderAgent::OnReserve(const wire::Reserve& reserve, ReplyFunction reply) {
   const uint32_t slot_count = reserve.versions() + 1;
   if (found != reservations_.end()) {
     HeldReservation& held = found->second;
+    held.revision = std::max<Revision>(held.revision, reserve.record_revision());
     if (held.id.value == 0) {
       return reply(Unavailable("memory for shard " + shard.value + " is being made ready on " +
                                peers_.self().node.value));
@@ -82,6 +84,7 @@ void HolderAgent::OnReserve(const wire::Reserve& reserve, ReplyFunction reply) {
   HeldReservation& held = reservations_[shard];
   held.size_bytes = reserve.size_bytes();
   held.slot_count = slot_count;
+  held.revision = reserve.record_revision();
   pool_.Reserve({.purpose = reserve.repair() ? store::Purpose::kRepair : store::Purpose::kHeld,
                  .job = job_,
                  .shard = shard,
@@ -361,6 +364,19 @@ void HolderAgent::OnView(const JobView& view) {
     }
   }
   for (const ShardName& name : ended) Discard(name);
+  if (view.ended) ReleaseEnded(view.revision);
+}
+
+// What a later job of this name has reserved meanwhile stays.
+void HolderAgent::ReleaseEnded(Revision revision) {
+  for (auto entry = reservations_.begin(); entry != reservations_.end();) {
+    if (entry->second.revision > revision) {
+      ++entry;
+      continue;
+    }
+    if (entry->second.id.value != 0) pool_.Release(entry->second.id);
+    entry = reservations_.erase(entry);
+  }
 }
 
 void HolderAgent::Sweep() {

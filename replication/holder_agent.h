@@ -71,6 +71,7 @@ class HolderAgent {
     store::ReservationId id;  // 0 while it is being made.
     uint64_t size_bytes = 0;
     uint32_t slot_count = 0;
+    Revision revision = 0;  // Of the job's record that it was made, or asked for again, for.
   };
   // One slot of the repair reserve, from the first offer that finds no other until one takes it.
   struct RepairRoom {
@@ -89,6 +90,7 @@ class HolderAgent {
   // Gives up one uncommitted shard of this id to make room for `name`. False: there is none.
   bool DisplaceFor(const ShardName& name, const JobView& view);
   void OnReceiverEnded(ShardName name);  // A copy: ends the receiver that it came with.
+  void ReleaseEnded(Revision revision);
   void Sweep();
 
   const JobName job_;

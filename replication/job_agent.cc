@@ -62,7 +62,9 @@ void JobAgent::Register(ProcessId process, const ShardClaim& claim, ClaimAgent::
 Result<ClaimAgent*> JobAgent::FindClaim(const ShardId& shard, ClaimNumber number) {
   const auto found = claims_.find(shard);
   if (found == claims_.end()) {
-    return NotFound("shard " + shard.value + " of job " + job_.value + " is not claimed here");
+    return Stale("shard " + shard.value + " of job " + job_.value +
+                 " is not claimed by this trainer any more: the job has ended, or the shard has "
+                 "moved to another node");
   }
   BACKSTAY_RETURN_IF_ERROR(found->second->Check(number));
   return found->second.get();
@@ -70,10 +72,6 @@ Result<ClaimAgent*> JobAgent::FindClaim(const ShardId& shard, ClaimNumber number
 
 void JobAgent::ProcessExited(ProcessId process) {
   for (auto& [shard, claim] : claims_) claim->ProcessExited(process);
-}
-
-void JobAgent::OnSlotClosed(store::SlotId slot, ProcessId process) {
-  for (auto& [shard, claim] : claims_) claim->OnSlotClosed(slot, process);
 }
 
 void JobAgent::Fence(Generation generation, const std::string& reason, int64_t seen_unix_ms,
@@ -192,13 +190,8 @@ void JobAgent::OnJobState(const wire::Header& header, const wire::JobState& stat
 
 void JobAgent::EndJob() {
   const Status why = Stale("job " + job_.value + " has ended");
-  for (auto& [shard, claim] : claims_) {
-    claim->EmitFenced(view_.generation, why);
-    claim->saves().EndUnsealed(why);
-    claim->saves().OnView(view_);  // Also what is sealed brings nothing to its replicas any more.
-  }
+  std::erase_if(claims_, [&](const auto& entry) { return entry.second->EndWithJob(why); });
   repairs_.clear();
-  std::erase_if(claims_, [](const auto& entry) { return !entry.second->has_live_trainer(); });
   promised_.clear();
   holder_.OnView(view_);
   for (const store::Shard* shard : parts_.table.ShardsOf(job_)) {

@@ -52,10 +52,9 @@ class JobAgent : public JobGate {
 
   void Register(ProcessId process, const ShardClaim& claim, ClaimAgent::Emit emit,
                 Completion<ClaimAgent::Registered> done);
-  // kStale: the claim is another's now; kNotFound: it never was.
+  // kStale: the claim has ended, with its job, or is another's now.
   Result<ClaimAgent*> FindClaim(const ShardId& shard, ClaimNumber number);
   void ProcessExited(ProcessId process);
-  void OnSlotClosed(store::SlotId slot, ProcessId process);
   // No trainer of this node begins or seals in `generation` any more; the leader hears of it.
   void Fence(Generation generation, const std::string& reason, int64_t seen_unix_ms, Rank rank);
   // The leader has recorded that `generation` has resumed; its own word may come later.

@@ -69,7 +69,8 @@ Status SaveAgent::GiveUpBegin(const WaitingBegin& begin, const std::string& what
 }
 
 void SaveAgent::PassOver(SnapshotId snapshot, Status why) {
-  if (snapshot.generation.value == 0 || saves_.contains(snapshot)) return;
+  const store::Shard* shard = table_.Find({job_, snapshot, shard_});
+  if (snapshot.generation.value == 0 || saves_.contains(snapshot) || shard != nullptr) return;
   Save& save = saves_[snapshot];
   save.handle = SaveHandle(++last_handle_);
   save.name = {job_, snapshot, shard_};
@@ -83,6 +84,9 @@ void SaveAgent::PassOver(SnapshotId snapshot, Status why) {
 Result<BeginReply> SaveAgent::TryBegin(const WaitingBegin& begin, bool* is_full) {
   *is_full = false;
   BACKSTAY_RETURN_IF_ERROR(gate_.CheckOpen(begin.generation));
+  if (begin.step.value == 0) {
+    return InvalidArgument("steps are counted from 1 on: 0 stands for none");
+  }
   const JobView& view = gate_.view();
   const ShardName name{job_, {begin.generation, begin.step}, shard_};
   // Also across generations: the lineage's steps grow, or a restore could not tell the newest.

@@ -216,7 +216,7 @@ BACKSTAY_API int backstay_plan(const backstay_tensor* tensors, size_t tensor_cou
 
 typedef struct backstay_begin_options {
   size_t struct_size;
-  uint64_t step;
+  uint64_t step;       /* From 1 on; they grow. */
   uint32_t timeout_ms; /* Also how long to wait for a slot, where registered so. */
   int32_t sound_later; /* Not 0: seal only after backstay_save_step_is_sound(), for communicators
                           that report a fault only after their abort. */

@@ -106,7 +106,9 @@ class Save {
   Status StartCopy(uint32_t thread_count) {
     return internal::Call(backstay_save_start_copy, handle_.get(), thread_count);
   }
-  Status WaitCopied(uint32_t timeout_ms) { return WaitCopied(BACKSTAY_ALL_GROUPS, timeout_ms); }
+  Status WaitCopied(uint32_t timeout_ms = 60'000) {
+    return WaitCopied(BACKSTAY_ALL_GROUPS, timeout_ms);
+  }
   Status WaitCopied(uint32_t group, uint32_t timeout_ms) {
     return Wait(BACKSTAY_COPIED, group, timeout_ms);
   }

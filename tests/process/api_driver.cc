@@ -312,7 +312,10 @@ class Driver {
   }
 
   // finish: the job is done, and its state may go.
-  Json Finish(Words&) { return ToJson(client_->Finish(/*drop_state=*/true)); }
+  Json Finish(Words&) {
+    save_.reset();  // It keeps its slot mapped.
+    return ToJson(client_->Finish(/*drop_state=*/true));
+  }
 
   Status Compare(Shard& shard, uint64_t step) {
     std::vector<uint8_t> found(state_.size());

@@ -286,6 +286,48 @@ class ClaimTest(ServicesTest):
         self.assertEqual(code, "not found")
         self.assertIn(self.job, message)  # The nearest there is.
 
+    def test_the_trainer_of_an_ended_job_reads_nothing_of_the_next_one(self):
+        old = self.resumed(1)
+        old.call("save", 1)
+        old.call("finish")
+        new = self.services.driver(self.services.nodes[2])
+        new.join(self.job, STATE_BYTES, token="new")
+        new.restore()
+        new.call("save", 7)
+        for call in (("newest",), ("open", 0, "0"), ("open", 0, "0", self.job)):
+            code, message = old.error(*call)
+            self.assertIn(code, ("stale", "permission denied", "not found"))
+            self.assertIn(self.job, message)
+        new.call("save", 8)
+
+    def test_what_an_ended_job_had_reserved_is_given_back(self):
+        before = self.services.memory()
+        trainer = self.resumed(1)
+        trainer.call("save", 1)
+        self.assertNotEqual(self.services.memory(), before)
+        trainer.call("finish")
+        self.services.wait_memory(before)  # The trainer lives on, without its slots.
+
+    def test_a_step_of_zero_is_refused(self):
+        trainer = self.resumed(1)
+        code, message = trainer.error("begin", 0, 1000)
+        self.assertEqual(code, "invalid argument")
+        self.assertIn("from 1 on", message)
+        trainer.call("save", 1)
+
+    def test_a_shard_is_not_made_smaller_under_a_save(self):
+        trainer = self.resumed(1)
+        trainer.call("save", 1)
+        trainer.call("begin", 2, 1000)
+        code, message = trainer.error("resize", MIB)
+        self.assertEqual(code, "unavailable")
+        self.assertIn("smaller", message)
+        trainer.call("copy")
+        trainer.call("wait", "committed")
+        trainer.call("resize", MIB)
+        trainer.call("grow", MIB // 2)
+        trainer.call("save", 3)
+
     def test_a_fork_goes_on_from_another_job_under_its_own_name(self):
         parent = self.resumed(1)
         parent.call("save", 7)

@@ -229,7 +229,9 @@ std::string OutlookText(const wire::JobReply& job) {
     table.Add({ShowName(loss.node_id()), (loss.loses_committed() ? "LOSES COMMITTED STATE: " : "") +
                                              ShowText(loss.consequence())});
   }
-  return "\n" + table.Render();
+  return "\n" + table.Render() +
+         "The metadata store counts apart: without the node that serves it (see status) nothing "
+         "commits,\nrestores or registers until it is back with its data directory.\n";
 }
 
 std::string TimelineText(const wire::JobReply& job) {

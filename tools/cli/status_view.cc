@@ -177,8 +177,8 @@ std::string JobState(const wire::JobOverview& job, int64_t now_unix_ms) {
                 : "waiting for " + RanksText(job.missing_ranks(), job.record().world_size()));
   }
   if (job.fenced_unix_ms() != 0) {
-    return "fenced " + FormatAgeSince(job.fenced_unix_ms(), now_unix_ms) +
-           " ago, no rank has called to reconfigure";
+    return "fenced " + FormatAgo(job.fenced_unix_ms(), now_unix_ms) +
+           ", no rank has called to reconfigure";
   }
   if (job.under_protected() > 0) {
     return Count(job.under_protected(), "shard") + " with too few copies";

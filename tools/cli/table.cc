@@ -62,6 +62,11 @@ std::string FormatAgeSince(int64_t unix_ms, int64_t now_unix_ms) {
   return unix_ms == 0 ? "-" : FormatAge(now_unix_ms - unix_ms);
 }
 
+std::string FormatAgo(int64_t unix_ms, int64_t now_unix_ms) {
+  const std::string age = FormatAgeSince(unix_ms, now_unix_ms);
+  return age == "now" ? "just now" : age + " ago";
+}
+
 std::string FormatClock(int64_t unix_ms) {
   const std::time_t seconds = static_cast<std::time_t>(unix_ms / 1000);
   std::tm local{};

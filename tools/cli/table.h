@@ -30,6 +30,8 @@ size_t DisplayWidth(std::string_view text);
 std::string FormatAge(int64_t ms);
 // As FormatAge() of the time since `unix_ms`; "-" for 0.
 std::string FormatAgeSince(int64_t unix_ms, int64_t now_unix_ms);
+// "3.5 s ago", or "just now".
+std::string FormatAgo(int64_t unix_ms, int64_t now_unix_ms);
 // "14:03:22.417" in the local time zone.
 std::string FormatClock(int64_t unix_ms);
 // "1 node", "2 nodes".

@@ -48,7 +48,7 @@ std::string LastCommitText(const wire::JobReply& job) {
   const std::optional<LastCommit> last = FindLastCommit(job);
   if (!last.has_value()) return "nothing is committed";
   return StepText(last->snapshot.step.value) + " was committed " +
-         FormatAgeSince(last->committed_unix_ms, job.now_unix_ms()) + " ago";
+         FormatAgo(last->committed_unix_ms, job.now_unix_ms());
 }
 
 std::optional<Verdict> JudgeUncommitted(const wire::JobReply& job) {
@@ -222,7 +222,7 @@ std::string RanksText(const google::protobuf::RepeatedField<uint32_t>& ranks, ui
 Verdict Judge(const wire::JobReply& job) {
   if (job.record().ended() || job.leader().ended()) {
     return {Condition::kEnded,
-            "ended " + FormatAgeSince(job.record().ended_unix_ms(), job.now_unix_ms()) + " ago"};
+            "ended " + FormatAgo(job.record().ended_unix_ms(), job.now_unix_ms())};
   }
   if (!job.leader_answered()) return JudgeUnled(job);
   const replication::wire::ReplicaHealth* weakest = Weakest(job);

@@ -60,10 +60,7 @@ Node::Node(NodeConfig config, NodeSeams seams)
     for (auto& [job, host] : core_->jobs) host->agent->OnSlotFree();
   }));
   pool_.OnSlotClosed(lifetime_.Wrap([this](store::SlotId slot, store::ClientId client) {
-    if (core_ == nullptr) return;
-    for (auto& [job, host] : core_->jobs) {
-      host->agent->OnSlotClosed(slot, replication::ProcessId(client.value));
-    }
+    for (TrainerSession* session : sessions_) session->OnSlotClosed(slot, client);
   }));
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "base/executor.h"
@@ -27,6 +28,8 @@
 #include "transport/transport.h"
 
 namespace backstay::tools {
+
+class TrainerSession;
 
 // The bulk transport of one start of a node. The exporter's grants name that start, so both are
 // made when the incarnation is known.
@@ -144,6 +147,7 @@ class Node : public replication::TrainerPort {
   store::ShardTable table_;
   store::ShardVerifier verifier_;
   std::unique_ptr<Core> core_;
+  std::set<TrainerSession*> sessions_;  // All that there are.
   StatusCompletion on_joined_;
   StatusCompletion on_lost_;
   int64_t started_unix_ms_ = 0;

@@ -8,7 +8,14 @@ namespace backstay::tools {
 
 using replication::ClaimAgent;
 
+TrainerSession::TrainerSession(Node& node, replication::ProcessId process,
+                               replication::TrainerListener* listener)
+    : node_(node), process_(process), listener_(listener) {
+  node_.sessions_.insert(this);
+}
+
 TrainerSession::~TrainerSession() {
+  node_.sessions_.erase(this);
   if (node_.core_ == nullptr) return;
   for (const replication::FetchHandle fetch : open_) {
     // It was open; there is nobody left to tell otherwise.
@@ -144,6 +151,15 @@ void TrainerSession::StepIsSound(Step step, StatusCompletion done) {
 void TrainerSession::Abandon(replication::SaveHandle save, StatusCompletion done) {
   const Result<ClaimAgent*> claim = Claim();
   Answer(std::move(done), claim.ok() ? (*claim)->saves().Abandon(save) : claim.status());
+}
+
+// Whatever became of the claim: the mapping is the process's.
+void TrainerSession::OnSlotClosed(store::SlotId slot, store::ClientId client) {
+  if (client.value != process_.value) return;
+  replication::TrainerEvent event;
+  event.kind = replication::TrainerEvent::Kind::kSlotClosed;
+  event.slot_id = slot.value;
+  Emit(event);
 }
 
 void TrainerSession::SlotUnmapped(uint64_t slot_id, StatusCompletion done) {

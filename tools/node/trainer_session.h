@@ -17,8 +17,8 @@ namespace backstay::tools {
 // Thread: the control executor.
 class TrainerSession : public replication::Trainer {
  public:
-  TrainerSession(Node& node, replication::ProcessId process, replication::TrainerListener* listener)
-      : node_(node), process_(process), listener_(listener) {}
+  TrainerSession(Node& node, replication::ProcessId process,
+                 replication::TrainerListener* listener);
   ~TrainerSession() override;
 
   void Register(replication::ShardClaim claim, Completion<replication::ClaimReply> done) override;
@@ -29,6 +29,8 @@ class TrainerSession : public replication::Trainer {
   void Seal(replication::SaveHandle save, bool sound, Completion<std::string> done) override;
   void StepIsSound(Step step, StatusCompletion done) override;
   void Abandon(replication::SaveHandle save, StatusCompletion done) override;
+  // The process will not get that slot again.
+  void OnSlotClosed(store::SlotId slot, store::ClientId client);
   void SlotUnmapped(uint64_t slot_id, StatusCompletion done) override;
   void Fence(Generation generation, std::string reason, int64_t seen_unix_ms) override;
   void NewAttempt(Completion<AttemptUuid> done) override;

@@ -88,6 +88,17 @@ TEST_F(FailureTest, TheServiceThatComesBackHearsWhatWasNotSaved) {
   service_.Start(/*keep_state=*/false);
   ASSERT_TRUE(WaitEvent(BACKSTAY_EVENT_SERVICE_BACK).has_value());
   EXPECT_EQ(newest_missed(), std::nullopt) << "told before";
+
+  service_.AutoProtect(false);
+  Result<Save> sealed = client_->Begin(8, kLongMs);
+  ASSERT_OK(sealed.status());
+  ASSERT_OK(sealed->StartCopy(1));
+  ASSERT_OK(sealed->WaitSealed(kLongMs));
+  service_.Stop();
+  ASSERT_TRUE(WaitEvent(BACKSTAY_EVENT_SERVICE_LOST).has_value());
+  service_.Start(/*keep_state=*/false);
+  ASSERT_TRUE(WaitEvent(BACKSTAY_EVENT_SERVICE_BACK).has_value());
+  EXPECT_EQ(newest_missed(), 8u) << "what was sealed went with the service's memory";
 }
 
 TEST_F(FailureTest, AServiceThatComesBackEmptyMakesASealedSaveUnknown) {

@@ -348,6 +348,32 @@ TEST_F(HolderTest, AJobThatEndsDuringAFetchEndsItOnly) {
   }));
 }
 
+TEST_F(HolderTest, AnEndedJobsReservationsEndButNotALaterJobs) {
+  SaveProtected(10);
+  const uint64_t reserved = cluster_.node(1).pool->Stats().reserved_bytes;
+  ASSERT_NE(reserved, 0u);
+  wire::Request later;
+  later.mutable_reserve()->set_shard_id("0");
+  later.mutable_reserve()->set_size_bytes(kBytes);
+  later.mutable_reserve()->set_versions(1);
+  // The next job of this name is quicker than the word of this one's end.
+  later.mutable_reserve()->set_record_revision(1'000'000);
+  ASSERT_TRUE(cluster_.Call(2, later).ok());
+  cluster_.state().body.set_ended(true);
+  cluster_.Announce();
+  EXPECT_TRUE(cluster_.RunUntil([&] {
+    return cluster_.node(0).pool->Stats().own_bytes == 0 &&
+           cluster_.node(1).pool->Stats().reserved_bytes == 0;
+  }));
+  // What the trainer has mapped is closed to it, and waits for its word or its exit.
+  EXPECT_EQ(cluster_.node(0).pool->Stats().reserved_bytes,
+            cluster_.node(0).pool->Stats().quarantined_bytes);
+  EXPECT_EQ(cluster_.node(2).pool->Stats().reserved_bytes, reserved);
+  EXPECT_EQ(cluster_.node(0).agent->FindClaim(trainer_.shard, trainer_.claim).status().code(),
+            StatusCode::kStale)
+      << "its trainer speaks for no later job of this name";
+}
+
 // The node hears of the end of the job, its fetches do not.
 TEST_F(HolderTest, AFetchOutlivesTheJobsShardsAroundIt) {
   SaveProtected(10);

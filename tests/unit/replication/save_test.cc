@@ -338,6 +338,61 @@ TEST_F(SaveTest, ASaveWaitsForASlotWhenTold) {
   EXPECT_EQ(late.status().code(), StatusCode::kNoSpace);
 }
 
+// Attack: a process without the job's token says that it missed a step, and no rank saves it.
+TEST_F(SaveTest, NothingIsPassedOverBeforeTheTokenIsAccepted) {
+  Start(2, 1);
+  cluster_->HandleAtLeader(
+      wire::Request::kAdmitShard,
+      [](const wire::Request&, ReplyFunction reply) { reply(PermissionDenied("another token")); });
+  AgentCluster::Trainer stranger;
+  stranger.node = 1;
+  ShardClaim claim = cluster_->Claim("0", 1, kBytes);
+  claim.token = "guess";
+  claim.generation = Generation(1);
+  claim.missed_step = Step(20);
+  EXPECT_EQ(cluster_->Register(&stranger, 9, claim).code(), StatusCode::kPermission);
+  cluster_->executor().RunFor(std::chrono::seconds(3));
+  EXPECT_FALSE(HasFailed(20));
+  EXPECT_EQ(cluster_->node(1).pool->Stats().own_bytes, 0u);
+}
+
+// Attack: the rank's process has exited, and a stranger claims the memory that it left touched.
+TEST_F(SaveTest, LeftBehindMemoryIsForTheJobsTokenOnly) {
+  Start(2, 1);
+  ASSERT_TRUE(cluster_->Save(trainer_, Step(10), kChunks, 1).ok());
+  Commit(10);
+  cluster_->node(0).agent->ProcessExited(ProcessId(1));
+  cluster_->node(0).pool->ClientExited(store::ClientId(1));
+  const uint64_t reserved = cluster_->node(0).pool->Stats().reserved_bytes;
+  AgentCluster::Trainer stranger;
+  ShardClaim claim = cluster_->Claim("0", 1, kTestChunkBytes);
+  claim.token = "guess";
+  EXPECT_EQ(cluster_->Register(&stranger, 9, claim).code(), StatusCode::kPermission);
+  EXPECT_EQ(cluster_->node(0).pool->Stats().reserved_bytes, reserved);
+  EXPECT_EQ(cluster_->Register(&trainer_, 2, cluster_->Claim("0", 1, kBytes)), Status::Ok());
+}
+
+TEST_F(SaveTest, AStepOfZeroIsRefused) {
+  Start(2, 1);
+  EXPECT_EQ(cluster_->Begin(trainer_, Step(0)).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(SaveTest, AShardIsNotMadeSmallerUnderASave) {
+  Start(2, 1);
+  ClaimAgent& claim = **cluster_->node(0).agent->FindClaim(trainer_.shard, trainer_.claim);
+  const auto resize = [&](uint64_t bytes) {
+    std::optional<Status> done;
+    claim.Resize(bytes, [&](const Status& status) { done = status; });
+    EXPECT_TRUE(cluster_->RunUntil([&] { return done.has_value(); }));
+    return done->code();
+  };
+  ASSERT_TRUE(cluster_->Save(trainer_, Step(10), kChunks, 1).ok());
+  EXPECT_EQ(resize(kBytes / 2), StatusCode::kUnavailable) << "sealed, and not committed yet";
+  EXPECT_EQ(resize(2 * kBytes), StatusCode::kOk);
+  Commit(10);
+  EXPECT_EQ(resize(kBytes / 2), StatusCode::kOk);
+}
+
 TEST_F(SaveTest, CommitsAreToldAndStepsGrow) {
   Start(2, 1);
   ASSERT_TRUE(cluster_->Save(trainer_, Step(10), kChunks, 1).ok());

@@ -81,6 +81,9 @@ class Client : public Connection::Listener, public std::enable_shared_from_this<
   Result<local::SnapshotRef> NewestCommitted(TimePoint deadline);
   Result<local::QuerySnapshotReply> QuerySnapshot(local::SnapshotRef snapshot, TimePoint deadline);
 
+  // The service was away: it is to hear of the step that was not saved when it is back.
+  void NoteMissed(uint64_t generation, uint64_t step);
+
   int event_descriptor() const { return event_fd_.get(); }
   ClientEvent NextEvent();
 
@@ -108,8 +111,6 @@ class Client : public Connection::Listener, public std::enable_shared_from_this<
 
  private:
   std::vector<std::shared_ptr<Save>> Saves();
-  // The service was away: it is to hear of the step that was not saved when it is back.
-  void NoteMissed(uint64_t generation, uint64_t step);
   void CloseSlot(uint64_t slot_id);
   void PushEvent(ClientEvent event);
   void Ignore(const Status& status) { static_cast<void>(status.ok()); }

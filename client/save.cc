@@ -174,11 +174,17 @@ void Save::OnReached(Stage stage) {
 }
 
 void Save::OnFailed(const Status& why) {
-  const std::lock_guard lock(mutex_);
-  if (!failed_.ok() || stage_ == Stage::kCommitted) return;
-  failed_ = Status(why.code(), Name() + " failed: " + why.message());
-  if (job_ != nullptr) job_->Cancel();
-  changed_.notify_all();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failed_.ok() || stage_ == Stage::kCommitted) return;
+    failed_ = Status(why.code(), Name() + " failed: " + why.message());
+    if (job_ != nullptr) job_->Cancel();
+    changed_.notify_all();
+  }
+  // A call may see that the service is gone before OnServiceLost() says so.
+  if (why.code() == StatusCode::kUnavailable) {
+    client_->NoteMissed(snapshot_.generation, snapshot_.step);
+  }
 }
 
 void Save::OnFenced(const Status& why) {

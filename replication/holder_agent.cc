@@ -192,7 +192,7 @@ Status HolderAgent::CheckOffer(const wire::Header& header, const wire::Offer& of
                          std::to_string(view.generation.value) + " comes first: " + ToString(base));
     }
     if (JudgeShard(view, name) == KeepVerdict::kDrop) {
-      return Stale(ToString(name) + " cannot be committed any more: " + view.DescribeKept());
+      return Stale(ToString(name) + " cannot be committed any more; " + view.DescribeKept());
     }
   }
   return Status::Ok();

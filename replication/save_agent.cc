@@ -97,7 +97,7 @@ Result<BeginReply> SaveAgent::TryBegin(const WaitingBegin& begin, bool* is_full)
   }
   if (view.generation == begin.generation && JudgeShard(view, name) == KeepVerdict::kDrop) {
     return Unavailable("step " + std::to_string(begin.step.value) + " of job " + job_.value +
-                       " was given up by all ranks: " + view.DescribeKept() +
+                       " was given up by all ranks; " + view.DescribeKept() +
                        "; the last abandoned step is " + std::to_string(view.last_abandoned.value) +
                        "; save a later one");
   }
@@ -364,7 +364,7 @@ void SaveAgent::OnView(const JobView& view) {
         if (!IsUnsealed(save.state)) Commit(save);
         break;
       case KeepVerdict::kDrop:
-        Fail(save, Stale(ToString(snapshot) + " was abandoned: " + view.DescribeKept()));
+        Fail(save, Stale(ToString(snapshot) + " was abandoned; " + view.DescribeKept()));
         break;
       case KeepVerdict::kKeep: {
         const bool over = snapshot.generation < view.generation ||

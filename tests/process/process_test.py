@@ -170,6 +170,7 @@ class CommandTest(unittest.TestCase):
             out = f"{job.directory}/shard"
             done = job.command("fetch", JOB, step, "0", out)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn(f"{out}.manifest.json", done.stdout)
             for words, said in ((["why", "proces-test"], "process-test"), (["show", JOB, "999999"], step),
                                 (["stauts"], "status")):
                 with self.subTest(words=words):
@@ -212,11 +213,12 @@ class ServiceTest(unittest.TestCase):
             self.assertIn("--advertise-host", self.refused("--serve-metadata", "--data-dir", directory,
                                                            "--advertise-host", "h" * 251))
 
-    def test_stops_cleanly_and_leaves_its_socket_path_usable(self):
+    def test_stops_cleanly_and_takes_its_socket_with_it(self):
         with Job(2, options()) as job:
             node = job.cluster.nodes[1]
             self.assertTrue(node.child.stop(10), "SIGTERM was not enough")
             self.assertEqual(node.child.exit_code(), 0)
+            self.assertFalse(os.path.exists(node.socket))
             job.cluster.start_node(node)
             job.cluster.wait_members({n.name for n in job.cluster.nodes})
 

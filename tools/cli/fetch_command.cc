@@ -92,6 +92,8 @@ Result<Manifest> CheckOpened(const wire::OpenShardReply& opened, FetchSpec& spec
   return store::DecodeManifest(opened.manifest());
 }
 
+std::string ManifestFile(const CommandLine& line) { return line.file + ".manifest.json"; }
+
 View Describe(const CommandLine& line, const FetchSpec& spec, const wire::OpenShardReply& opened,
               const std::vector<std::string>& problems) {
   Json sources = Json::array();
@@ -116,6 +118,9 @@ View Describe(const CommandLine& line, const FetchSpec& spec, const wire::OpenSh
                {"sources", sources},
                {"problems", problem_list}};
   view.text += FormatBytes(bytes) + " verified and written to " + ShowText(line.file) + "\n";
+  if (line.tensor.empty()) {
+    view.text += "what lies where in it: " + ShowText(ManifestFile(line)) + "\n";
+  }
   // The bytes are right; that some copy of them is not is worth a look.
   view.exit_code = problems.empty() ? kExitFine : kExitData;
   return view;
@@ -162,7 +167,7 @@ Result<View> RunFetch(const CommandLine& line, const Console& console, AdminClie
     return Status(outcome.status.code(), text);
   }
   if (line.tensor.empty()) {
-    BACKSTAY_RETURN_IF_ERROR(WriteWhole(line.file + ".manifest.json",
+    BACKSTAY_RETURN_IF_ERROR(WriteWhole(ManifestFile(line),
                                         ManifestJson(spec.manifest, opened.digest()).dump(2) + "\n",
                                         line.force));
   }

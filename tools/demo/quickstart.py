@@ -10,7 +10,7 @@ import time
 
 import options
 from account import Account
-from cluster import Cluster, DemoError
+from cluster import LEASE_TTL_MS, Cluster, DemoError
 from fault import Fault
 from processes import STOP_SIGNALS, Child, signals_held
 from progress import Progress
@@ -48,7 +48,8 @@ class Demo:
             f"{plural(o.nodes, 'service')} run on this machine, each as a node of its own: "
             f"{', '.join(node.name for node in nodes)}.\n"
             f"{self.cluster.metadata_node.name} serves the embedded metadata store, so it is not the one to be killed; "
-            f"{' and '.join(spares)} {'is' if len(spares) == 1 else 'are'} spare.")
+            f"{' and '.join(spares)} {'is' if len(spares) == 1 else 'are'} spare.\n"
+            f"A node counts as lost {LEASE_TTL_MS / 1000:g} s after it was last heard of.")
 
     def train(self):
         o = self.o
@@ -206,7 +207,7 @@ def main():
     except Interrupted as signalled:
         if sys.stdout.isatty():
             progress.clear()
-        print("stopped", file=sys.stderr)
+        print("stopping", file=sys.stderr)
         return 0 if demo is not None and demo.keeping else 128 + signalled.args[0]
     finally:
         ignore_signals()

@@ -1,6 +1,7 @@
 #include "tools/service/session_server.h"
 
 #include <sys/epoll.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "tools/service/session.h"
@@ -32,6 +33,8 @@ SessionServer::SessionServer(EventLoop& loop, replication::TrainerPort& port, Op
 
 SessionServer::~SessionServer() {
   loop_.UnwatchFd(listener_.get());
+  // While it still listens: nobody else can have taken the name. After a kill ListenUnix() removes it.
+  unlink(options_.socket_path.c_str());
   sessions_.clear();
   for (const auto& [pid, process] : processes_) loop_.UnwatchFd(process.pidfd.get());
 }

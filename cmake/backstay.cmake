@@ -42,6 +42,12 @@ function(backstay_proto name)
   endif()
 endfunction()
 
+# For programs whose threads meet inside of gRPC; nothing in other builds.
+add_library(backstay_grpc_tsan INTERFACE)
+if(BACKSTAY_SANITIZE MATCHES thread)
+  target_sources(backstay_grpc_tsan INTERFACE ${CMAKE_SOURCE_DIR}/cmake/grpc_tsan.cc)
+endif()
+
 # backstay_test(NAME [LABEL unit|contract|sim|process] [TIMEOUT seconds] SOURCES a_test.cc ... LINK target ...)
 function(backstay_test name)
   cmake_parse_arguments(arg "" "LABEL;TIMEOUT" "SOURCES;LINK" ${ARGN})

@@ -51,8 +51,9 @@ double Save(const std::shared_ptr<const MappedSlot>& slot, const std::vector<Cop
             const Options& options, CopyThreads& threads) {
   SlotControlWriter(slot->page(), slot->geometry).Reset(1);
   const auto start = steady_clock::now();
-  auto job = std::make_shared<CopyJob>(slot, slot->geometry.size_bytes, pieces, [] {});
-  threads.Run(options.threads, [job] { job->Work(); });
+  auto job =
+      std::make_shared<CopyJob>(slot, slot->geometry.size_bytes, pieces, [](const Status&) {});
+  BACKSTAY_CHECK(threads.Run(options.threads, [job] { job->Work(); }).ok(), "no threads");
   job->Wait(CopyJob::kAllGroups, steady_clock::time_point::max());
   return MillisecondsSince(start);
 }
@@ -70,7 +71,7 @@ double Memcpy(std::byte* target, const std::byte* source, uint64_t bytes, const 
   state->left = options.threads;
   const uint64_t share = bytes / options.threads;
   const auto start = steady_clock::now();
-  threads.Run(options.threads, [=] {
+  const Status running = threads.Run(options.threads, [=] {
     std::unique_lock lock(state->mutex);
     const uint64_t at = state->next++ * share;
     lock.unlock();
@@ -78,6 +79,7 @@ double Memcpy(std::byte* target, const std::byte* source, uint64_t bytes, const 
     lock.lock();
     if (--state->left == 0) state->done.notify_all();
   });
+  BACKSTAY_CHECK(running.ok(), "no threads");
   std::unique_lock lock(state->mutex);
   state->done.wait(lock, [&] { return state->left == 0; });
   return MillisecondsSince(start);

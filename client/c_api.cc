@@ -3,10 +3,15 @@
 
 #include <cstdlib>
 
+#include "base/version.h"
+
 using namespace backstay;          // NOLINT(google-build-using-namespace): C functions are global.
 using namespace backstay::client;  // NOLINT(google-build-using-namespace)
 
 namespace backstay::client {
+
+static_assert(BACKSTAY_NAME_BYTES == kNameBytesMax + 1);
+static_assert(BACKSTAY_DIMENSIONS_MAX == kDimensionsMax);
 
 TensorView::TensorView(const TensorSpec& spec) : tensor(std::make_unique<backstay_tensor>()) {
   for (const Box& box : spec.boxes) boxes.push_back({box.offset.data(), box.extent.data()});
@@ -110,13 +115,15 @@ Result<RegisterRequest> ToRequest(const backstay_register_options& options) {
       "registering shard " + request.message.shard_id + " of job " + request.message.job + ": ";
   if (request.message.job.size() > kNameBytesMax || request.message.token.size() > kNameBytesMax ||
       request.message.shard_id.size() > kNameBytesMax || request.message.shard_id.empty())
-    return InvalidArgument(what + "job, token and shard id have 1 to 256 bytes");
+    return InvalidArgument(what + "job, token and shard id have 1 to " +
+                           std::to_string(kNameBytesMax) + " bytes");
   if (options.world_size == 0 || options.world_size > kWorldSizeMax ||
       options.rank >= options.world_size)
     return InvalidArgument(what + "rank " + std::to_string(options.rank) +
                            " is not one of a world of " + std::to_string(options.world_size));
   if (options.replicas > kReplicasMax)
-    return InvalidArgument(what + "0 to 3 replicas, not " + std::to_string(options.replicas));
+    return InvalidArgument(what + "0 to " + std::to_string(kReplicasMax) + " replicas, not " +
+                           std::to_string(options.replicas));
   if (options.versions == 0) return InvalidArgument(what + "at least 1 version must be kept");
   if (options.size_bytes == 0 || options.size_bytes > kShardBytesMax)
     return InvalidArgument(what + "a size of " + std::to_string(options.size_bytes) +
@@ -136,7 +143,7 @@ Result<RegisterRequest> ToRequest(const backstay_register_options& options) {
 extern "C" {
 
 uint32_t backstay_abi_version(void) { return BACKSTAY_ABI_VERSION; }
-const char* backstay_version(void) { return "0.1.0"; }
+const char* backstay_version(void) { return backstay::kVersion; }
 const char* backstay_code_name(int code) {
   if (code < 0 || code > BACKSTAY_PERMISSION) return "unknown code";
   return StatusCodeName(static_cast<StatusCode>(code)).data();  // A literal.

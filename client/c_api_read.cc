@@ -297,7 +297,9 @@ int backstay_shard_read(backstay_shard* shard, const backstay_read_options* opti
     BACKSTAY_ASSIGN_OR_RETURN(const size_t index, contents.FindTensor(text));
     const TensorSpec& tensor = contents.tensors()[index];
     if (sized.thread_count > kCopyThreadsMax)
-      return InvalidArgument("reading tensor " + text + ": at most 64 threads, not " +
+      return InvalidArgument("reading tensor " + text + ": at most " +
+                             std::to_string(kCopyThreadsMax) + " threads, not " +
+
                              std::to_string(sized.thread_count));
     BACKSTAY_ASSIGN_OR_RETURN(const StridedMemory target, TargetOf(tensor, sized));
     const uint64_t first = sized.is_range != 0 ? sized.first_element : 0;

@@ -52,14 +52,18 @@ Result<local::RegisterReply> Client::Register(RegisterRequest request, TimePoint
   BACKSTAY_ASSIGN_OR_RETURN(Reply reply,
                             connection_.Call(request.message, deadline, "registering"));
   BACKSTAY_ASSIGN_OR_RETURN(const auto registered, reply.Take<local::RegisterReply>());
-  const std::lock_guard lock(mutex_);
-  if (registered.chunk_bytes != 0) {
-    if (!IsChunkSize(registered.chunk_bytes))
-      return Corrupt("the service chose chunks of " + std::to_string(registered.chunk_bytes) +
-                     " bytes, which is no chunk size");
-    chunk_bytes_ = registered.chunk_bytes;
+  {
+    const std::lock_guard lock(mutex_);
+    if (registered.chunk_bytes != 0) {
+      if (!IsChunkSize(registered.chunk_bytes))
+        return Corrupt("the service chose chunks of " + std::to_string(registered.chunk_bytes) +
+                       " bytes, which is no chunk size");
+      chunk_bytes_ = registered.chunk_bytes;
+    }
+    registration_ = std::move(request);
   }
-  registration_ = std::move(request);
+  // Where a service that came back had refused to register this trainer by itself.
+  for (const auto& save : Saves()) save->OnServiceBack();
   return registered;
 }
 
@@ -97,26 +101,44 @@ Result<std::shared_ptr<Save>> Client::Begin(uint64_t step, uint32_t timeout_ms, 
     NoteMissed(GetInfo().generation, step);
     return reply.status();
   }
-  BACKSTAY_ASSIGN_OR_RETURN(const auto begun, reply->Take<local::BeginReply>());
+  const auto begun = reply->Take<local::BeginReply>();
+  if (!begun.ok()) {
+    GiveBack(reply->frame);  // Its descriptors did not arrive.
+    return begun.status();
+  }
   uint32_t chunk_bytes = 0;
   {
     const std::lock_guard lock(mutex_);
     chunk_bytes = chunk_bytes_;
-    if (generation_ == 0) generation_ = begun.generation;
+    if (generation_ == 0) generation_ = begun->generation;
   }
-  auto slot = slots_.Take(*reply, begun, chunk_bytes);
+  auto slot = slots_.Take(*reply, *begun, chunk_bytes);
   if (!slot.ok()) {
-    Ignore(connection_.Send(local::Abandon{.slot_id = begun.slot_id}, [](const auto&) {}));
+    GiveBack(reply->frame);
     return Status(slot.status().code(), what + ": " + slot.status().message());
   }
   const auto took =
       std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now() - start);
   auto save = std::make_shared<Save>(
-      shared_from_this(), local::SnapshotRef{.generation = begun.generation, .step = step},
-      begun.slot_id, std::move(*slot), sound_later, static_cast<uint64_t>(took.count()));
-  const std::lock_guard lock(mutex_);
-  std::erase_if(saves_, [](const auto& old) { return old.expired(); });
-  saves_.push_back(save);
+      shared_from_this(), local::SnapshotRef{.generation = begun->generation, .step = step},
+      Save::SlotUse{.slot_id = begun->slot_id, .epoch = begun->epoch, .slot = std::move(*slot)},
+      sound_later, static_cast<uint64_t>(took.count()));
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(saves_, [](const auto& old) { return old.expired(); });
+    saves_.push_back(save);
+  }
+  // The service frees the slot of a save that failed at once. Copy threads of this process may
+  // still be writing to it, and their last chunk must not become one of this save's.
+  for (const auto& other : Saves()) {
+    if (other->slot_use().slot_id != begun->slot_id) continue;
+    if (other->slot_use().epoch < begun->epoch) other->OnSlotTaken();
+    if (other->slot_use().epoch > begun->epoch) save->OnSlotTaken();
+  }
+  // Lost before the save was in the list of those that hear of it.
+  if (reply->epoch != epoch()) {
+    save->OnServiceLost(Unavailable("it went away after it had handed over a slot"));
+  }
   return save;
 }
 
@@ -277,7 +299,6 @@ void Client::CloseSlot(uint64_t slot_id) {
 }
 
 void Client::OnLost(const Status& why) {
-  ++epoch_;
   slots_.DropAll();  // Its slots are that service's; copy threads keep what they still write to.
   for (const auto& save : Saves()) {
     if (save->OnServiceLost(why)) NoteMissed(save->snapshot().generation, save->snapshot().step);
@@ -323,20 +344,19 @@ void Client::OnReady(const Status& registered) {
       {.kind = EventKind::kServiceBack, .status = registered, .generation = 0, .snapshot = {}});
 }
 
-void Client::OnLateReply(Reply reply) {
-  if (const auto* begun = std::get_if<local::BeginReply>(&reply.frame.body)) {
-    // Mapped all the same: the service will not send the descriptors again.
-    uint32_t chunk_bytes = 0;
-    {
-      const std::lock_guard lock(mutex_);
-      chunk_bytes = chunk_bytes_;
-    }
-    const uint64_t slot_id = begun->slot_id;
-    Ignore(slots_.Take(reply, *begun, chunk_bytes).status());
-    Ignore(connection_.Send(local::Abandon{.slot_id = slot_id}, [](const auto&) {}));
-  } else if (const auto* fetched = std::get_if<local::FetchReply>(&reply.frame.body)) {
-    Ignore(connection_.Send(local::CloseShard{.handle = fetched->handle}, [](const auto&) {}));
+void Client::OnLateReply(Reply reply) { GiveBack(reply.frame); }
+
+void Client::GiveBack(const local::ServiceFrame& frame) {
+  if (const auto* begun = std::get_if<local::BeginReply>(&frame.body)) {
+    Ignore(connection_.Send(local::Abandon{.slot_id = begun->slot_id, .epoch = begun->epoch},
+                            [](const Result<Reply>&) {}));
+  } else if (const auto* fetched = std::get_if<local::FetchReply>(&frame.body)) {
+    CloseShard(fetched->handle);
   }
+}
+
+void Client::CloseShard(uint64_t handle) {
+  Ignore(connection_.Send(local::CloseShard{.handle = handle}, [](const Result<Reply>&) {}));
 }
 
 }  // namespace backstay::client

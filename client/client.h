@@ -84,6 +84,11 @@ class Client : public Connection::Listener, public std::enable_shared_from_this<
   // The service was away: it is to hear of the step that was not saved when it is back.
   void NoteMissed(uint64_t generation, uint64_t step);
 
+  // Of an open shard; does not wait. A service that is away has closed it by itself.
+  void CloseShard(uint64_t handle);
+  // Gives back what a reply hands over that nobody uses.
+  void GiveBack(const local::ServiceFrame& frame);
+
   int event_descriptor() const { return event_fd_.get(); }
   ClientEvent NextEvent();
 
@@ -96,8 +101,7 @@ class Client : public Connection::Listener, public std::enable_shared_from_this<
     std::string shard_id;
   };
   Info GetInfo() const;
-  // Grows each time the service is lost: handles of an older epoch mean nothing to it.
-  uint64_t epoch() const { return epoch_.load(); }
+  uint64_t epoch() const { return connection_.epoch(); }
 
   Connection& connection() { return connection_; }
   CopyThreads& copy_threads() { return copy_threads_; }
@@ -117,7 +121,6 @@ class Client : public Connection::Listener, public std::enable_shared_from_this<
 
   CopyThreads copy_threads_;
   SlotCache slots_;
-  std::atomic<uint64_t> epoch_{0};
 
   mutable std::mutex mutex_;  // Protects what follows; never held while a message is sent.
   local::HelloReply hello_;

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/os_error.h"
+#include "base/version.h"
 #include "client/limits.h"
 #include "client/quiet_thread.h"
 
@@ -28,7 +29,6 @@ constexpr milliseconds kHandshakeTimeout{60'000};
 constexpr size_t kPendingMax = 4096;
 constexpr size_t kHeldMax = 16;
 constexpr size_t kReadBytes = 256 * kKiB;
-constexpr const char* kVersion = "0.1.0";
 
 // How many descriptors come with a frame.
 size_t DescriptorCount(const local::ServiceFrame& frame) {
@@ -87,17 +87,24 @@ void Connection::Wake() {
 }
 
 Status Connection::SendFrame(const Encoder& encode, Completion done) {
+  uint64_t request = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (phase_ != Phase::kReady) return away_because_;
+    request = next_request_++;
+  }
+  // Not under the lock: contents may have many MiB, and a fence must not wait for them.
+  std::string frame = encode(request);
+  if (frame.size() - sizeof(uint32_t) > kFrameBytesMax) {
+    return NoSpace("a request of " + FormatBytes(frame.size()) + " is longer than " +
+                   FormatBytes(kFrameBytesMax) + ": the shard has too many tensors");
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    // Why it cannot be reached (no socket, no permission) says nothing of what was asked for.
+    if (phase_ != Phase::kReady)
+      return Unavailable("the service is away: " + away_because_.message());
     if (pending_.size() >= kPendingMax || outgoing_bytes_ >= kOutgoingBytesMax)
       return NoSpace("the service does not answer: too many requests wait for it");
-    const uint64_t request = next_request_++;
-    std::string frame = encode(request);
-    if (frame.size() - sizeof(uint32_t) > kFrameBytesMax) {
-      return NoSpace("a request of " + FormatBytes(frame.size()) + " is longer than " +
-                     FormatBytes(kFrameBytesMax) + ": the shard has too many tensors");
-    }
     outgoing_bytes_ += frame.size();
     outgoing_.push_back(std::move(frame));
     pending_.emplace(request, std::move(done));
@@ -140,6 +147,8 @@ Status Connection::SendOneWay(std::string frame) {
   {
     const std::lock_guard lock(mutex_);
     if (phase_ == Phase::kReady) {
+      if (outgoing_bytes_ >= kOutgoingBytesMax)
+        return NoSpace("the service does not read what it is sent");
       outgoing_bytes_ += frame.size();
       outgoing_.push_back(std::move(frame));
     } else {
@@ -321,7 +330,7 @@ Status Connection::TakeFrames() {
         local::DecodeServiceFrame(std::string_view(incoming_).substr(at + sizeof size, size));
     at += sizeof size + size;
     if (!frame.ok()) return Unavailable(frame.status().message());
-    Reply reply{.frame = std::move(*frame), .descriptors = {}};
+    Reply reply{.epoch = epoch(), .frame = std::move(*frame), .descriptors = {}};
     TakeDescriptors(&reply);
     BACKSTAY_RETURN_IF_ERROR(Dispatch(std::move(reply)));
   }
@@ -418,6 +427,7 @@ void Connection::Lose(const Status& why) {
   {
     const std::lock_guard lock(mutex_);
     was_ready = phase_ == Phase::kReady;
+    if (was_ready) ++epoch_;
     phase_ = Phase::kAway;
     away_because_ = why;
     lost.swap(pending_);

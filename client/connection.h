@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -23,6 +24,7 @@ using TimePoint = std::chrono::steady_clock::time_point;
 
 // A frame of the service and the descriptors that came with it.
 struct Reply {
+  uint64_t epoch = 0;  // Connection::epoch() when it arrived.
   local::ServiceFrame frame;
   std::vector<GuardedFd> descriptors;
 
@@ -88,10 +90,13 @@ class Connection {
                      what);
   }
   // Queues a one-way message; one that waits while the service is away is sent after the next
-  // registration. Never waits.
+  // registration. Never waits. kNoSpace: it reads nothing.
   Status SendOneWay(std::string frame);
 
   bool ready() const;
+  // Grows each time the service is lost, before Listener::OnLost(): handles of an older epoch mean
+  // nothing to it.
+  uint64_t epoch() const { return epoch_.load(); }
 
  private:
   enum class Phase { kAway, kSayingHello, kRegistering, kReady, kStopped };
@@ -118,6 +123,7 @@ class Connection {
   Listener* const listener_;
   GuardedFd wake_;
   std::thread thread_;
+  std::atomic<uint64_t> epoch_{0};
 
   mutable std::mutex mutex_;  // Protects what follows; never held while a completion runs.
   std::condition_variable changed_;

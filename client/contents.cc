@@ -50,6 +50,12 @@ void AddNumber(pbf_writer& out, uint32_t tag, uint64_t value) {
   if (value != 0) out.add_uint64(tag, value);
 }
 
+Status BadNameSize(const char* of, const std::string& name) {
+  return InvalidArgument(std::string(of) + "'s name has 1 to " +
+                         std::to_string(kEntryNameBytesMax) + " bytes, not " +
+                         std::to_string(name.size()));
+}
+
 std::string EncodeBoxes(const TensorSpec& tensor) {
   std::string encoded;
   pbf_writer out(encoded);
@@ -124,7 +130,8 @@ std::string NearestNames(const std::string& name, const std::vector<std::string_
 
 Result<size_t> Contents::AddTensor(TensorSpec tensor) {
   BACKSTAY_RETURN_IF_ERROR(CheckTensor(tensor));
-  if (tensors_.size() == kTensorsMax) return NoSpace("a shard has at most 1000000 tensors");
+  if (tensors_.size() == kTensorsMax)
+    return NoSpace("a shard has at most " + std::to_string(kTensorsMax) + " tensors");
   if (tensor_index_.contains(tensor.name))
     return InvalidArgument("tensor " + tensor.name + " was added before");
   if (tensor.slice == SliceKind::kAlias) {
@@ -132,11 +139,14 @@ Result<size_t> Contents::AddTensor(TensorSpec tensor) {
     if (!found.ok())
       return InvalidArgument("tensor " + tensor.name + " is an alias: " + found.status().message());
     const TensorSpec& root = tensors_[*found];
-    if (root.dtype != tensor.dtype || root.shape != tensor.shape) {
+    // Left out it stands for the shape, also where the named tensor is a slice of a larger one.
+    if (tensor.global_shape == tensor.shape) tensor.global_shape = root.global_shape;
+    if (root.dtype != tensor.dtype || root.shape != tensor.shape ||
+        root.global_shape != tensor.global_shape) {
       return InvalidArgument("tensor " + tensor.name + " (" + DtypeName(tensor.dtype) + " " +
                              ShapeText(tensor.shape) + ") is an alias of " + root.name + " (" +
                              DtypeName(root.dtype) + " " + ShapeText(root.shape) +
-                             "): dtype and shape must be the same");
+                             "): dtype, shape and global shape must be the same");
     }
     // An alias of an alias stands for the tensor that has the bytes.
     if (root.slice == SliceKind::kAlias) tensor.alias_of = root.alias_of;
@@ -156,10 +166,10 @@ Result<size_t> Contents::AddTensor(TensorSpec tensor) {
 }
 
 Result<size_t> Contents::AddBlob(std::string name, uint64_t size_bytes) {
-  if (name.empty() || name.size() > kEntryNameBytesMax)
-    return InvalidArgument("a blob's name has 1 to 256 bytes, not " + std::to_string(name.size()));
+  if (name.empty() || name.size() > kEntryNameBytesMax) return BadNameSize("a blob", name);
   if (blob_index_.contains(name)) return InvalidArgument("blob " + name + " was added before");
-  if (blobs_.size() == kBlobsMax) return NoSpace("a shard has at most 100000 blobs");
+  if (blobs_.size() == kBlobsMax)
+    return NoSpace("a shard has at most " + std::to_string(kBlobsMax) + " blobs");
   if (size_bytes > kShardBytesMax - SizeBytes())
     return NoSpace("blob " + name + " makes the shard larger than a shard can be");
   blob_bytes_ += RoundUp(size_bytes, kEntryAlignmentBytes);
@@ -169,12 +179,13 @@ Result<size_t> Contents::AddBlob(std::string name, uint64_t size_bytes) {
 }
 
 Status Contents::AddTag(std::string name, std::string value) {
-  if (name.empty() || name.size() > kEntryNameBytesMax)
-    return InvalidArgument("a tag's name has 1 to 256 bytes, not " + std::to_string(name.size()));
+  if (name.empty() || name.size() > kEntryNameBytesMax) return BadNameSize("a tag", name);
   if (value.size() > kTagValueBytesMax)
-    return InvalidArgument("tag " + name + " has a value of more than 65536 bytes");
+    return InvalidArgument("tag " + name + " has a value of more than " +
+                           std::to_string(kTagValueBytesMax) + " bytes");
   if (tags_.contains(name)) return InvalidArgument("tag " + name + " was added before");
-  if (tags_.size() == kTagsMax) return NoSpace("a shard has at most 1000 tags");
+  if (tags_.size() == kTagsMax)
+    return NoSpace("a shard has at most " + std::to_string(kTagsMax) + " tags");
   tags_.emplace(std::move(name), std::move(value));
   return Status::Ok();
 }

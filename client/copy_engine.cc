@@ -29,13 +29,13 @@ std::vector<CopyPiece> WithBytes(const std::vector<CopyPiece>& pieces) {
 }  // namespace
 
 CopyJob::CopyJob(std::shared_ptr<const MappedSlot> slot, uint64_t used_bytes,
-                 const std::vector<CopyPiece>& pieces, std::function<void()> on_copied)
+                 const std::vector<CopyPiece>& pieces, std::function<void(const Status&)> on_ended)
     : slot_(std::move(slot)),
       control_(slot_->page(), slot_->geometry),
       used_bytes_(used_bytes),
       chunk_bytes_(slot_->geometry.chunk_bytes),
       pieces_(WithBytes(pieces)),
-      on_copied_(std::move(on_copied)) {
+      on_ended_(std::move(on_ended)) {
   for (const CopyPiece& piece : pieces) left_of_[piece.group] = 0;  // Also groups without bytes.
   left_ = CeilDiv(used_bytes_, chunk_bytes_);
   std::vector<std::pair<uint32_t, uint64_t>> by_group;
@@ -109,7 +109,7 @@ void CopyJob::ChunkCopied(uint64_t chunk) {
   if (left_ == 1 && !cancelled_) {
     // Before anybody who waits for the copy may go on: then the owner knows that it is done.
     lock.unlock();
-    on_copied_();
+    on_ended_(Status::Ok());
     lock.lock();
   }
   --working_;
@@ -126,9 +126,26 @@ void CopyJob::Work() {
       chunk = order_[next_++];
       ++working_;
     }
-    CopyChunk(chunk);
+    try {
+      CopyChunk(chunk);
+    } catch (const std::bad_alloc&) {
+      return ChunkFailed(NoSpace("no memory to gather " + FormatBytes(chunk_bytes_) + " in"));
+    }
     ChunkCopied(chunk);
   }
+}
+
+void CopyJob::ChunkFailed(const Status& why) {
+  bool first = false;
+  {
+    const std::lock_guard lock(mutex_);
+    first = !cancelled_;
+    cancelled_ = true;
+  }
+  if (first) on_ended_(why);  // Before anybody who waits for the copy may go on.
+  const std::lock_guard lock(mutex_);
+  --working_;
+  changed_.notify_all();
 }
 
 void CopyJob::Cancel() {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/status.h"
 #include "client/slot.h"
 #include "client/tensor.h"
 
@@ -32,9 +33,10 @@ class CopyJob {
   static constexpr uint32_t kAllGroups = UINT32_MAX;
   enum class Outcome { kCopied, kCancelled, kTimedOut, kNoSuchGroup };
 
-  // `on_copied` runs once, on the thread that copied the last chunk; never when cancelled before.
+  // `on_ended` runs at most once, on a copying thread: ok after the last chunk, kNoSpace when there
+  // is no memory to gather one in (and the job is cancelled). Never when cancelled before.
   CopyJob(std::shared_ptr<const MappedSlot> slot, uint64_t used_bytes,
-          const std::vector<CopyPiece>& pieces, std::function<void()> on_copied);
+          const std::vector<CopyPiece>& pieces, std::function<void(const Status&)> on_ended);
 
   // Copies chunks until none is left or the job is cancelled.
   void Work();
@@ -47,6 +49,7 @@ class CopyJob {
   size_t FirstPieceOf(uint64_t chunk) const;
   void CopyChunk(uint64_t chunk);
   void ChunkCopied(uint64_t chunk);
+  void ChunkFailed(const Status& why);
   template <typename Visit>
   void ForEachGroupOf(uint64_t chunk, const Visit& visit) const;
   uint64_t ChunkStart(uint64_t chunk) const { return chunk * chunk_bytes_; }
@@ -59,7 +62,7 @@ class CopyJob {
   const uint64_t used_bytes_;
   const uint32_t chunk_bytes_;
   const std::vector<CopyPiece> pieces_;
-  std::function<void()> on_copied_;
+  std::function<void(const Status&)> on_ended_;
   std::vector<uint64_t> order_;  // Chunks, in the order in which they are copied.
 
   std::mutex mutex_;  // Protects what follows.

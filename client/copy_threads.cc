@@ -2,9 +2,19 @@
 
 #include <sched.h>
 
+#include <system_error>
+
+#include "client/limits.h"
 #include "client/quiet_thread.h"
 
 namespace backstay::client {
+namespace {
+
+// Runs beyond one of each call that wait for a thread. Many short reads beside a long copy would
+// else pile up helpers that find nothing left to do.
+constexpr size_t kQueuedMax = 4 * kCopyThreadsMax;
+
+}  // namespace
 
 void CopyThreads::Stop() {
   std::vector<std::thread> threads;
@@ -17,14 +27,22 @@ void CopyThreads::Stop() {
   for (std::thread& thread : threads) thread.join();
 }
 
-bool CopyThreads::Run(uint32_t count, const std::function<void()>& work) {
+Status CopyThreads::Run(uint32_t count, const std::function<void()>& work) {
   const std::lock_guard lock(mutex_);
-  if (stop_) return false;
-  while (threads_.size() < count)
-    threads_.push_back(StartQuietThread("backstay-copy", [this] { Loop(); }));
-  for (uint32_t i = 0; i < count; ++i) queue_.push_back(work);
+  if (stop_) return Unavailable("the client is closed");
+  try {
+    while (threads_.size() < count)
+      threads_.push_back(StartQuietThread("backstay-copy", [this] { Loop(); }));
+  } catch (const std::system_error& error) {
+    if (threads_.empty()) {
+      return NoSpace(std::string("cannot start a thread to copy with (a limit of processes?): ") +
+                     error.what());
+    }
+  }
+  queue_.push_back(work);
+  for (uint32_t i = 1; i < count && queue_.size() < kQueuedMax; ++i) queue_.push_back(work);
   changed_.notify_all();
-  return true;
+  return Status::Ok();
 }
 
 namespace {

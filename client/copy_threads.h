@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/status.h"
+
 namespace backstay::client {
 
 // Threads that copy, started when first asked for and kept until the end.
@@ -22,10 +24,10 @@ class CopyThreads {
   CopyThreads(const CopyThreads&) = delete;
   CopyThreads& operator=(const CopyThreads&) = delete;
 
-  // Runs `work` `count` times, on up to that many threads at once; has at least `count` threads
-  // from then on. Callers have few things in flight (a save, a read), so the queue stays short.
-  // False, and nothing runs, after Stop().
-  bool Run(uint32_t count, const std::function<void()>& work);
+  // Runs `work` up to `count` times, on up to that many threads at once: as many as the system lets
+  // it have, and fewer while many wait already. Nothing runs on an error: kUnavailable after
+  // Stop(), kNoSpace without any thread. `work` must not throw.
+  Status Run(uint32_t count, const std::function<void()>& work);
   // Runs what was submitted, then ends the threads.
   void Stop();
 

@@ -11,7 +11,7 @@ namespace backstay::client {
 
 // Limits of the local protocol, for both of its sides: docs/formats/local_protocol.md.
 
-inline constexpr uint32_t kLocalProtocolVersion = 1;
+inline constexpr uint32_t kLocalProtocolVersion = 2;
 
 // Of one frame without its length word. Fits the largest manifest (64 MiB) with its envelope.
 inline constexpr size_t kFrameBytesMax = 96 * kMiB;
@@ -37,7 +37,7 @@ inline constexpr size_t kManifestsMax = 1'000'000;  // Of a snapshot's index: th
 inline constexpr size_t kTensorsMax = 1'000'000;
 inline constexpr size_t kBlobsMax = 100'000;
 inline constexpr size_t kTagsMax = 1'000;
-inline constexpr size_t kEntryNameBytesMax = 256;
+inline constexpr size_t kEntryNameBytesMax = kNameBytesMax;
 inline constexpr size_t kTagValueBytesMax = 64 * kKiB;
 inline constexpr size_t kDimensionsMax = 16;
 inline constexpr size_t kBoxesMax = 128;

@@ -238,7 +238,7 @@ Result<ShardManifest> DecodeManifest(std::string_view bytes) {
     }
     Require(IsChunkSize(manifest.chunk_bytes), "its chunk size is not one");
     Require(manifest.size_bytes <= kShardBytesMax, "it is larger than a shard can be");
-    Require(manifest.shard_id.size() <= kEntryNameBytesMax && manifest.job.size() <= kNameBytesMax,
+    Require(manifest.shard_id.size() <= kNameBytesMax && manifest.job.size() <= kNameBytesMax,
             "its names are too long");
     Require(CeilDiv(manifest.size_bytes, manifest.chunk_bytes) == manifest.chunk_checksums.size(),
             "it has not one checksum per chunk");

@@ -32,12 +32,11 @@ const char* StageName(Save::Stage stage) {
 
 }  // namespace
 
-Save::Save(std::shared_ptr<Client> client, local::SnapshotRef snapshot, uint64_t slot_id,
-           std::shared_ptr<const MappedSlot> slot, bool sound_later, uint64_t begin_ns)
+Save::Save(std::shared_ptr<Client> client, local::SnapshotRef snapshot, SlotUse use,
+           bool sound_later, uint64_t begin_ns)
     : client_(std::move(client)),
       snapshot_(snapshot),
-      slot_id_(slot_id),
-      slot_(std::move(slot)),
+      use_(std::move(use)),
       sound_later_(sound_later) {
   stats_.snapshot = snapshot;
   stats_.begin_ns = begin_ns;
@@ -96,9 +95,9 @@ Status Save::StartCopy(uint32_t thread_count) {
                            " threads, not " + std::to_string(thread_count));
   }
   const uint64_t used_bytes = contents_.SizeBytes();
-  if (used_bytes > slot_->geometry.size_bytes) {
+  if (used_bytes > use_.slot->geometry.size_bytes) {
     return NoSpace(Name() + " has " + FormatBytes(used_bytes) + " (" + std::to_string(used_bytes) +
-                   " bytes), but " + FormatBytes(slot_->geometry.size_bytes) +
+                   " bytes), but " + FormatBytes(use_.slot->geometry.size_bytes) +
                    " were registered: resize, or register with what backstay_plan() says");
   }
   contents_.Finish();
@@ -112,20 +111,28 @@ Status Save::StartCopy(uint32_t thread_count) {
                        .group = CopyJob::kAllGroups - 1});
   }
   // Peers learn what is coming while the copy runs; a refusal fails the save, not this call.
-  const Status sent = client_->connection().Send(
-      local::StartCopy{
-          .slot_id = slot_id_, .used_bytes = used_bytes, .contents = contents_.Encode()},
-      [self = shared_from_this()](const Result<Reply>& reply) {
-        if (!reply.ok()) return;  // Lost: OnServiceLost() has failed the save.
-        if (const Status& refused = reply->frame.status; !refused.ok()) self->OnFailed(refused);
-      });
+  const Status sent =
+      client_->connection().Send(local::StartCopy{.slot_id = use_.slot_id,
+                                                  .used_bytes = used_bytes,
+                                                  .contents = contents_.Encode(),
+                                                  .epoch = use_.epoch},
+                                 [self = shared_from_this()](const Result<Reply>& reply) {
+                                   if (!reply.ok())
+                                     return;  // Lost: OnServiceLost() has failed the save.
+                                   if (const Status& refused = reply->frame.status; !refused.ok())
+                                     self->OnFailed(refused);
+                                 });
   if (!sent.ok()) {
     OnFailed(sent);
     return sent;
   }
-  auto job = std::make_shared<CopyJob>(slot_, used_bytes, pieces_, [save = weak_from_this()] {
-    if (const auto self = save.lock()) self->SealWhenCopied();
-  });
+  auto job = std::make_shared<CopyJob>(use_.slot, used_bytes, pieces_,
+                                       [save = weak_from_this()](const Status& copied) {
+                                         const auto self = save.lock();
+                                         if (self == nullptr) return;
+                                         if (!copied.ok()) return self->OnFailed(copied);
+                                         self->SealWhenCopied();
+                                       });
   {
     const std::lock_guard lock(mutex_);
     if (!failed_.ok()) return failed_;
@@ -134,11 +141,9 @@ Status Save::StartCopy(uint32_t thread_count) {
     stage_ = Stage::kCopying;
     job_ = job;
   }
-  if (!client_->copy_threads().Run(thread_count, [job] { job->Work(); })) {
-    OnFailed(Unavailable("the client is closed"));
-    return Unavailable("the client is closed");
-  }
-  return Status::Ok();
+  const Status running = client_->copy_threads().Run(thread_count, [job] { job->Work(); });
+  if (!running.ok()) OnFailed(running);
+  return running;
 }
 
 void Save::SealWhenCopied() {
@@ -150,7 +155,7 @@ void Save::SealWhenCopied() {
     changed_.notify_all();
   }
   const Status sent = client_->connection().Send(
-      local::Seal{.slot_id = slot_id_, .sound = !sound_later_},
+      local::Seal{.slot_id = use_.slot_id, .sound = !sound_later_, .epoch = use_.epoch},
       [self = shared_from_this()](Result<Reply> reply) { self->OnSealReply(std::move(reply)); });
   if (!sent.ok()) OnFailed(sent);
 }
@@ -210,10 +215,24 @@ bool Save::OnServiceLost(const Status& why) {
   return open;
 }
 
+void Save::OnSlotTaken() {
+  std::shared_ptr<CopyJob> job;
+  {
+    const std::lock_guard lock(mutex_);
+    if (slot_is_gone_) return;
+    slot_is_gone_ = true;
+    job = job_;
+  }
+  OnFenced(Stale("the service has given its slot to a later save"));
+  // A chunk in the making takes well under a second. Without a job none is started any more.
+  if (job != nullptr) job->Wait(CopyJob::kAllGroups, TimePoint::max());
+}
+
 void Save::OnServiceBack() {
   {
     const std::lock_guard lock(mutex_);
-    if (!failed_.ok() || stage_ == Stage::kCommitted || stage_ < Stage::kSealing) return;
+    if (away_.ok() || !failed_.ok() || stage_ == Stage::kCommitted || stage_ < Stage::kSealing)
+      return;
   }
   const Status sent = client_->connection().Send(
       local::QuerySnapshot{.snapshot = snapshot_},
@@ -224,19 +243,27 @@ void Save::OnServiceBack() {
 void Save::OnQueryReply(Result<Reply> reply) {
   if (!reply.ok()) return;
   const Result<local::QuerySnapshotReply> known = reply->Take<local::QuerySnapshotReply>();
-  if (!known.ok()) return OnFailed(known.status());
+  if (!known.ok()) {
+    // It may be committed all the same: a service that refused to register this trainer again does
+    // not say. Asked again once it has registered.
+    const std::lock_guard lock(mutex_);
+    away_ = Unavailable(
+        Name() + ": the service is back and does not answer for it: " + known.status().message());
+    changed_.notify_all();
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     away_ = Status::Ok();
   }
-  switch (known->state) {
-    case 2:
+  switch (static_cast<local::SnapshotState>(known->state)) {
+    case local::SnapshotState::kSealed:
       return OnReached(Stage::kSealed);
-    case 3:
+    case local::SnapshotState::kProtected:
       return OnReached(Stage::kProtected);
-    case 4:
+    case local::SnapshotState::kCommitted:
       return OnReached(Stage::kCommitted);
-    case 5:
+    case local::SnapshotState::kFailed:
       return OnFailed(Unavailable(known->reason));
     default:
       return OnFailed(UnknownOutcome("the service came back and does not have it; peers may"));
@@ -303,8 +330,8 @@ Status Save::Abandon() {
   // A chunk in the making takes well under a second.
   if (job != nullptr) job->Wait(CopyJob::kAllGroups, TimePoint::max());
   if (slot_is_gone) return Status::Ok();
-  const Status sent =
-      client_->connection().Send(local::Abandon{.slot_id = slot_id_}, [](const Result<Reply>&) {});
+  const Status sent = client_->connection().Send(
+      local::Abandon{.slot_id = use_.slot_id, .epoch = use_.epoch}, [](const Result<Reply>&) {});
   static_cast<void>(sent.ok());  // A service that is away has taken the slot back by itself.
   return Status::Ok();
 }

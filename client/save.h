@@ -38,8 +38,15 @@ class Save : public std::enable_shared_from_this<Save> {
     Hash128 digest;
   };
 
-  Save(std::shared_ptr<Client> client, local::SnapshotRef snapshot, uint64_t slot_id,
-       std::shared_ptr<const MappedSlot> slot, bool sound_later, uint64_t begin_ns);
+  // One use of a slot.
+  struct SlotUse {
+    uint64_t slot_id = 0;
+    uint64_t epoch = 0;  // Grows with each use.
+    std::shared_ptr<const MappedSlot> slot;
+  };
+
+  Save(std::shared_ptr<Client> client, local::SnapshotRef snapshot, SlotUse use, bool sound_later,
+       uint64_t begin_ns);
 
   Status AddTensor(TensorSpec spec, const void* data, std::span<const int64_t> strides);
   Status AddBlob(std::string name, std::string_view bytes);
@@ -56,6 +63,10 @@ class Save : public std::enable_shared_from_this<Save> {
   Stats GetStats() const;
 
   const local::SnapshotRef& snapshot() const { return snapshot_; }
+  const SlotUse& slot_use() const { return use_; }
+  // The service has given the slot to a later save: when this returns, no thread copies into it
+  // for this one, nor will.
+  void OnSlotTaken();
 
   // What the service says.
   void OnReached(Stage stage);
@@ -76,8 +87,7 @@ class Save : public std::enable_shared_from_this<Save> {
 
   const std::shared_ptr<Client> client_;
   const local::SnapshotRef snapshot_;
-  const uint64_t slot_id_;
-  const std::shared_ptr<const MappedSlot> slot_;
+  const SlotUse use_;
   const bool sound_later_;
 
   // Of the building thread.
@@ -90,7 +100,7 @@ class Save : public std::enable_shared_from_this<Save> {
   Stage stage_ = Stage::kBuilding;
   Status failed_;              // Not ok: nothing more will come.
   Status away_;                // Not ok: the service is away, its word may still come.
-  bool slot_is_gone_ = false;  // The service that had it went away: its number means nothing now.
+  bool slot_is_gone_ = false;  // Another save has it, or the service that had it went away.
   std::shared_ptr<CopyJob> job_;
   TimePoint copy_started_;
   Stats stats_;

@@ -53,9 +53,7 @@ Result<std::shared_ptr<ShardReader>> ShardReader::Open(std::shared_ptr<Client> c
 ShardReader::~ShardReader() {
   const std::shared_ptr<const View> open = view();
   if (open == nullptr || open->epoch != client_->epoch()) return;
-  const Status sent = client_->connection().Send(local::CloseShard{.handle = open->handle},
-                                                 [](const Result<Reply>&) {});
-  static_cast<void>(sent.ok());  // A service that is away has closed it by itself.
+  client_->CloseShard(open->handle);
 }
 
 std::string ShardReader::Name() const {
@@ -65,14 +63,13 @@ std::string ShardReader::Name() const {
 
 Status ShardReader::Attach(TimePoint deadline) {
   const std::string what = "opening " + Name();
-  const uint64_t epoch = client_->epoch();
   BACKSTAY_ASSIGN_OR_RETURN(Reply reply,
                             client_->connection().Call(request_, deadline, what.c_str()));
-  BACKSTAY_ASSIGN_OR_RETURN(const auto fetched, reply.Take<local::FetchReply>());
-  auto open = std::make_shared<View>();
-  open->handle = fetched.handle;
-  open->epoch = epoch;
   const auto attach = [&]() -> Status {
+    BACKSTAY_ASSIGN_OR_RETURN(const auto fetched, reply.Take<local::FetchReply>());
+    auto open = std::make_shared<View>();
+    open->handle = fetched.handle;
+    open->epoch = reply.epoch;
     if (HashBytes(fetched.manifest) != fetched.digest)
       return Corrupt(what + ": the manifest that the service sent does not have its digest");
     if (view() != nullptr && fetched.digest != digest_)
@@ -105,11 +102,7 @@ Status ShardReader::Attach(TimePoint deadline) {
     return Status::Ok();
   };
   const Status attached = attach();
-  if (!attached.ok()) {
-    const Status sent = client_->connection().Send(local::CloseShard{.handle = fetched.handle},
-                                                   [](const Result<Reply>&) {});
-    static_cast<void>(sent.ok());
-  }
+  if (!attached.ok()) client_->GiveBack(reply.frame);
   return attached;
 }
 
@@ -193,11 +186,11 @@ Status ShardReader::ReplaceBadChunk(const View& bad, uint64_t chunk, TimePoint d
   BACKSTAY_ASSIGN_OR_RETURN(Reply reply,
                             client_->connection().Call(report, deadline, what.c_str()));
   BACKSTAY_ASSIGN_OR_RETURN(const auto replaced, reply.Take<local::BadChunksReply>());
-  if (replaced.reopened) {
-    BACKSTAY_RETURN_IF_ERROR(Attach(deadline));
-    return RequestChunks(0, manifest_.chunk_checksums.size());
-  }
-  return Status::Ok();
+  if (!replaced.reopened) return Status::Ok();
+  const uint64_t left_handle = bad.handle;
+  BACKSTAY_RETURN_IF_ERROR(Attach(deadline));
+  client_->CloseShard(left_handle);  // Not before: the shard is kept while somebody reads it.
+  return RequestChunks(0, manifest_.chunk_checksums.size());
 }
 
 Result<std::shared_ptr<std::vector<std::byte>>> ShardReader::VerifiedChunk(uint64_t chunk,
@@ -232,6 +225,17 @@ Status ShardReader::ReadPart(const ReadJob& job, uint64_t chunk) {
   return Status::Ok();
 }
 
+// Until no chunk is left. Not even for want of memory may it end otherwise: others wait for it.
+Status ShardReader::ReadParts(ReadJob& job) try {
+  while (true) {
+    const uint64_t chunk = job.next_chunk++;
+    if (chunk > job.last_chunk) return Status::Ok();
+    BACKSTAY_RETURN_IF_ERROR(ReadPart(job, chunk));
+  }
+} catch (const std::bad_alloc&) {
+  return NoSpace("no memory to read " + Name() + " with");
+}
+
 Status ShardReader::Read(uint64_t offset_bytes, const StridedMemory& target, uint32_t thread_count,
                          TimePoint deadline) {
   if (target.size_bytes() == 0) return Status::Ok();
@@ -251,12 +255,7 @@ Status ShardReader::Read(uint64_t offset_bytes, const StridedMemory& target, uin
       if (job->next_chunk > job->last_chunk) return;
       ++job->running;
     }
-    Status status;
-    while (status.ok()) {
-      const uint64_t chunk = job->next_chunk++;
-      if (chunk > job->last_chunk) break;
-      status = ReadPart(*job, chunk);
-    }
+    const Status status = ReadParts(*job);
     const std::lock_guard lock(job->mutex);
     if (!status.ok() && job->status.ok()) {
       job->status = status;
@@ -267,7 +266,8 @@ Status ShardReader::Read(uint64_t offset_bytes, const StridedMemory& target, uin
   };
   const auto helpers =
       static_cast<uint32_t>(std::min<uint64_t>(thread_count, last - first + 1)) - 1;
-  if (helpers > 0) client_->copy_threads().Run(helpers, work);
+  // Without helpers this thread reads alone.
+  if (helpers > 0) static_cast<void>(client_->copy_threads().Run(helpers, work).ok());
   work();
   std::unique_lock lock(job->mutex);
   job->done.wait(lock, [&] { return job->running == 0; });

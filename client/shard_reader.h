@@ -70,6 +70,7 @@ class ShardReader {
   Status ReplaceBadChunk(const View& bad, uint64_t chunk, TimePoint deadline);
   Result<std::shared_ptr<std::vector<std::byte>>> VerifiedChunk(uint64_t chunk, TimePoint deadline);
   Status ReadPart(const ReadJob& job, uint64_t chunk);
+  Status ReadParts(ReadJob& job);
   std::string Name() const;
 
   const std::shared_ptr<Client> client_;

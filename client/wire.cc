@@ -78,13 +78,18 @@ void Write(pbf_writer& out, const StartCopy& m) {
   Put(out, 1, m.slot_id);
   Put(out, 2, m.used_bytes);
   Put(out, 3, m.contents);
+  Put(out, 4, m.epoch);
 }
 void Write(pbf_writer& out, const Seal& m) {
   Put(out, 1, m.slot_id);
   Put(out, 2, m.sound);
+  Put(out, 3, m.epoch);
 }
 void Write(pbf_writer& out, const StepIsSound& m) { Put(out, 1, m.step); }
-void Write(pbf_writer& out, const Abandon& m) { Put(out, 1, m.slot_id); }
+void Write(pbf_writer& out, const Abandon& m) {
+  Put(out, 1, m.slot_id);
+  Put(out, 2, m.epoch);
+}
 void Write(pbf_writer& out, const SlotUnmapped& m) { Put(out, 1, m.slot_id); }
 void Write(pbf_writer& out, const Fence& m) {
   Put(out, 1, m.generation);

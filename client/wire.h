@@ -54,16 +54,19 @@ struct StartCopy {
   uint64_t slot_id = 0;
   uint64_t used_bytes = 0;
   std::string contents;
+  uint64_t epoch = 0;
 };
 struct Seal {
   uint64_t slot_id = 0;
   bool sound = true;
+  uint64_t epoch = 0;
 };
 struct StepIsSound {
   uint64_t step = 0;
 };
 struct Abandon {
   uint64_t slot_id = 0;
+  uint64_t epoch = 0;
 };
 struct SlotUnmapped {
   uint64_t slot_id = 0;
@@ -195,8 +198,17 @@ struct NewestCommittedReply {
   bool any = false;
   SnapshotRef snapshot;
 };
+// As in local.proto and backstay.h.
+enum class SnapshotState : uint32_t {
+  kUnknown = 0,
+  kCopying = 1,
+  kSealed = 2,
+  kProtected = 3,
+  kCommitted = 4,
+  kFailed = 5,
+};
 struct QuerySnapshotReply {
-  uint32_t state = 0;
+  uint32_t state = 0;  // SnapshotState, or one of a newer service.
   std::string reason;
 };
 struct Event {

@@ -23,11 +23,11 @@ std::vector<Tensor> DescribeTensors(const TrainerState& state);
 
 // All that the trainer has to do with Backstay:
 //
-//   Checkpoints checkpoints(options, round, state, ...);         // Once: connect and claim this
-//   rank's shard. checkpoints.Resume(communicator, state);                     // In each new group
-//   of ranks, before training. checkpoints.Save(state);                                     //
-//   After some steps: starts a copy, and returns. checkpoints.WaitWeightsCopied(); ...
-//   WaitTableCopied();      // Before the next step changes what is being copied.
+//   Checkpoints checkpoints(options, round, state, ...);  // Once: connect and claim this shard.
+//   checkpoints.Resume(...);              // In each new group of ranks, before training.
+//   checkpoints.Save(state);              // After some steps: starts a copy, and returns.
+//   checkpoints.WaitWeightsCopied();      // Before the next step changes what is being copied.
+//   checkpoints.WaitTableCopied();
 //
 // A save that fails is reported and training goes on: the snapshot before it is still there.
 //

@@ -11,9 +11,10 @@ namespace backstay::example {
 
 // The model predicts the next byte of a text from the bytes before it:
 //
-//   input   = the last 12 bytes' embeddings, and one row of a hashed table for each of the n-grams
-//   that end here hidden1 = tanh(input * weight + bias) hidden2 = dropout(tanh(hidden1 * weight +
-//   bias)) logits  = hidden2 * weight + bias; the loss is the softmax's cross entropy.
+//   input   = the last 12 bytes' embeddings, and a row of a hashed table for each n-gram so far
+//   hidden1 = tanh(input * weight + bias)
+//   hidden2 = dropout(tanh(hidden1 * weight + bias))
+//   logits  = hidden2 * weight + bias; the loss is the softmax's cross entropy
 //
 // Its weights are one flat array (below). The table is sharded by rows over the ranks
 // (ngram_table.h).

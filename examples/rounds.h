@@ -22,8 +22,8 @@ struct Round {
 // rendezvous directory, with the members' names, one a line, in rank order. It writes the file
 // under another name and renames it, so nobody reads half of one. In a shell:
 //
-//   printf '%s\n' node-1 node-2 node-5 node-4 > "$dir/.round-1" && mv "$dir/.round-1"
-//   "$dir/round-1"
+//   printf '%s\n' node-1 node-2 node-5 node-4 > "$dir/.round-1"
+//   mv "$dir/.round-1" "$dir/round-1"
 class Rounds {
  public:
   // What to do between two looks at the directory, for so long.

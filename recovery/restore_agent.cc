@@ -16,13 +16,12 @@ using replication::DecisionReply;
 using replication::FinishRestoreReply;
 
 RestoreAgent::RestoreAgent(Executor& executor, Random& random, replication::JobAgent& job,
-                           replication::FetchAgent& fetches, replication::PeerLink& peers,
-                           replication::SnapshotReader& snapshots, LinkOf link_of)
+                           replication::FetchAgent& fetches, replication::SnapshotReader& snapshots,
+                           LinkOf link_of)
     : executor_(executor),
       random_(random),
       job_(job),
       fetches_(fetches),
-      peers_(peers),
       snapshots_(snapshots),
       link_of_(std::move(link_of)) {}
 

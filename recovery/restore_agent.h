@@ -46,8 +46,8 @@ class RestoreAgent {
   };
 
   RestoreAgent(Executor& executor, Random& random, replication::JobAgent& job,
-               replication::FetchAgent& fetches, replication::PeerLink& peers,
-               replication::SnapshotReader& snapshots, LinkOf link_of);
+               replication::FetchAgent& fetches, replication::SnapshotReader& snapshots,
+               LinkOf link_of);
   ~RestoreAgent();
   RestoreAgent(const RestoreAgent&) = delete;
   RestoreAgent& operator=(const RestoreAgent&) = delete;
@@ -100,7 +100,6 @@ class RestoreAgent {
   Random& random_;
   replication::JobAgent& job_;
   replication::FetchAgent& fetches_;
-  replication::PeerLink& peers_;
   replication::SnapshotReader& snapshots_;
   const LinkOf link_of_;
   std::vector<replication::wire::Decision> decisions_;  // Oldest first.

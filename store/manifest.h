@@ -26,7 +26,7 @@ inline constexpr uint64_t kManifestBytesMax = 64 * kMiB;
 inline constexpr uint64_t kManifestTensorsMax = 1'000'000;
 inline constexpr uint64_t kManifestBlobsMax = 100'000;
 inline constexpr uint64_t kManifestTagsMax = 1'000;
-inline constexpr size_t kEntryNameBytesMax = 1024;
+inline constexpr size_t kEntryNameBytesMax = kNameBytesMax;
 inline constexpr size_t kTagValueBytesMax = 64 * kKiB;
 inline constexpr size_t kTensorDimensionsMax = 16;
 // Keeps the check that boxes are disjoint, which compares all pairs, cheap.

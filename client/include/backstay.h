@@ -47,7 +47,7 @@ extern "C" {
 #define BACKSTAY_TIMEOUT_MS_MAX 86400000u /* One day; longer ones are refused. */
 #define BACKSTAY_MESSAGE_BYTES 1024       /* Longer messages are cut. */
 #define BACKSTAY_NAME_BYTES 257           /* Names have at most 256 bytes. */
-#define BACKSTAY_DIMENSIONS_MAX 32
+#define BACKSTAY_DIMENSIONS_MAX 16        /* Of a tensor. */
 
 #if defined(_WIN32)
 #error "Backstay runs on Linux"
@@ -195,7 +195,7 @@ typedef struct backstay_tensor {
   const int64_t* strides; /* dimension_count, none negative; NULL: contiguous, row-major. */
   uint32_t slice;         /* backstay_slice */
   uint32_t global_dimension_count;
-  const uint64_t* global_shape; /* NULL: as `shape` (whole, replicated, alias). */
+  const uint64_t* global_shape; /* NULL: as `shape` (whole, replicated); ALIAS: as alias_of has. */
   const backstay_box* boxes;    /* BOXES: one box has the extents `shape`; several lie one after the
                                    other, each row-major, in a one-dimensional `shape`. */
   size_t box_count;
@@ -229,8 +229,9 @@ typedef struct backstay_begin_options {
 BACKSTAY_API int backstay_begin(backstay_client* client, const backstay_begin_options* options,
                                 backstay_save** save, backstay_error* error);
 /* Adds a tensor. Its data is borrowed, and must not change, from backstay_save_start_copy() until a
- * wait for its copy has returned anything but BACKSTAY_DEADLINE, or the save was abandoned or
- * destroyed: all of them return only when no copy thread reads the data any more. */
+ * wait for its copy has returned anything but BACKSTAY_DEADLINE and BACKSTAY_INVALID_ARGUMENT (no
+ * such group), or the save was abandoned or destroyed: all of them return only when no copy thread
+ * reads the data any more. */
 BACKSTAY_API int backstay_save_add_tensor(backstay_save* save, const backstay_tensor* tensor,
                                           backstay_error* error);
 /* Adds a small piece of state (random generator, data loader). Copied here. */

@@ -17,11 +17,10 @@ using ShareToken = std::function<Result<std::string>(const std::string& token)>;
 // Two calls from a communicator's hooks, and everything between a fault and the first step after it
 // is done.
 //
-//   session.OnFault("allreduce failed: ...");         // As soon as it is seen, before the
-//   communicator is aborted.
-//   ... make the new communicator ...
-//   session.OnReconfigured(rank, world_size, share, read);  // On every rank; returns when all may
-//   train on.
+//   // As soon as it is seen, before the communicator is aborted:
+//   session.OnFault("allreduce failed: ...");
+//   // ... make the new communicator ... then, on every rank; returns when all may train on:
+//   session.OnReconfigured(rank, world_size, share, read);
 //
 // A first start is the second call alone.
 //
@@ -50,8 +49,8 @@ class RecoverySession {
   // seals nothing of this generation from then on.
   void OnFault(const std::string& reason) noexcept {
     faulted_.store(true, std::memory_order_release);
-    const Status status = client_.Fence(
-        reason);  // A second fence, or one before a first generation, changes nothing.
+    // A second fence, or one before a first generation, changes nothing.
+    const Status status = client_.Fence(reason);
     static_cast<void>(status.ok());
   }
   // True from OnFault() until the next OnReconfigured() has begun.

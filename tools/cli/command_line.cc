@@ -3,9 +3,9 @@
 #include <CLI/CLI.hpp>
 
 #include "base/socket.h"
+#include "base/version.h"
 #include "tools/cli/names.h"
 #include "tools/nearest.h"
-#include "tools/version.h"
 
 namespace backstay::tools {
 namespace {

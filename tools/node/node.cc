@@ -187,7 +187,7 @@ Node::JobHost* Node::Host(const JobName& job) {
         return replication::LeaderInfo{election->leader()->instance, election->leader()->term};
       });
   host.restores = std::make_unique<recovery::RestoreAgent>(
-      *seams_.executor, *seams_.random, *host.agent, core_->fetches, peers_, core_->snapshots,
+      *seams_.executor, *seams_.random, *host.agent, core_->fetches, core_->snapshots,
       [this](const JobName& other) -> replication::LeaderLink* {
         JobHost* const there = Host(other);
         return there == nullptr ? nullptr : &there->agent->leader();

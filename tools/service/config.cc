@@ -10,9 +10,9 @@
 #include "base/slot_control.h"
 #include "base/socket.h"
 #include "base/text.h"
+#include "base/version.h"
 #include "replication/node_record.h"
 #include "tools/nearest.h"
-#include "tools/version.h"
 
 namespace backstay::tools {
 namespace {

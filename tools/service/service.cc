@@ -10,10 +10,10 @@
 
 #include "base/log.h"
 #include "base/socket.h"
+#include "base/version.h"
 #include "replication/metadata_grpc.h"
 #include "replication/node_record.h"
 #include "store/offload.h"
-#include "tools/version.h"
 
 namespace backstay::tools {
 namespace {

@@ -200,12 +200,11 @@ bool Session::OnSaveRequest(const wire::ClientFrame& frame) {
       Begin(request, frame.begin());
       return true;
     case wire::ClientFrame::kStartCopy:
-      trainer_->StartCopy(SaveIn(frame.start_copy().slot_id()), frame.start_copy().used_bytes(),
-                          frame.start_copy().contents(), Answer(request));
+      StartCopy(request, frame.start_copy());
       return true;
     case wire::ClientFrame::kSeal:
       trainer_->Seal(
-          SaveIn(frame.seal().slot_id()), frame.seal().sound(),
+          SaveIn(frame.seal().slot_id(), frame.seal().epoch()), frame.seal().sound(),
           Answer<std::string>(request, [](const std::string& digest, wire::ServiceFrame& out) {
             out.mutable_seal()->set_digest(digest);
           }));
@@ -217,7 +216,8 @@ bool Session::OnSaveRequest(const wire::ClientFrame& frame) {
       trainer_->SlotUnmapped(frame.slot_unmapped().slot_id(), Answer(request));
       return true;
     case wire::ClientFrame::kAbandon:
-      trainer_->Abandon(SaveIn(frame.abandon().slot_id()), Answer(request));
+      trainer_->Abandon(SaveIn(frame.abandon().slot_id(), frame.abandon().epoch()),
+                        Answer(request));
       return true;
     case wire::ClientFrame::kQuerySnapshot:
       trainer_->QuerySnapshot(FromWire(frame.query_snapshot().snapshot()),
@@ -307,17 +307,25 @@ void Session::Begin(uint64_t request, const wire::Begin& begin) {
   trainer_->Begin(Step(begin.step()), std::chrono::milliseconds(begin.timeout_ms()),
                   lifetime_.Wrap([this, request](Result<replication::BeginReply> begun) {
                     if (!begun.ok()) return Reply(request, begun.status());
-                    // Mappings belong to a connection: a process that came back maps anew.
-                    const bool mapped = saves_.contains(begun->slot_id);
-                    saves_[begun->slot_id] = begun->save;
+                    HandedOutSlot& slot = slots_[begun->slot_id];
+                    slot.save = begun->save;
+                    slot.epoch = begun->epoch;
                     wire::ServiceFrame frame;
                     frame.set_request(request);
                     ToWire(*begun, *frame.mutable_begin());
-                    frame.mutable_begin()->set_has_fds(!mapped);
-                    if (mapped) return Send(frame);
+                    frame.mutable_begin()->set_has_fds(!slot.mapped);
+                    if (slot.mapped) return Send(frame);
                     const store::SlotMemory& memory = *begun->memory;
                     Send(frame, {memory.data_fd(), memory.control_fd()}, begun->memory);
                   }));
+}
+
+void Session::StartCopy(uint64_t request, const wire::StartCopy& start) {
+  const auto slot = slots_.find(start.slot_id());
+  // Only now: a client that could not map what it was sent is sent it again.
+  if (slot != slots_.end()) slot->second.mapped = true;
+  trainer_->StartCopy(SaveIn(start.slot_id(), start.epoch()), start.used_bytes(), start.contents(),
+                      Answer(request));
 }
 
 void Session::Fetch(uint64_t request, const wire::Fetch& fetch) {
@@ -347,17 +355,19 @@ void Session::NewestCommitted(uint64_t request) {
   }));
 }
 
-// The save that uses a slot now. A number that was never handed out names no save, and the
+// The save of one use of a slot. A number that was never handed out names no save, nor does an
+// earlier use (the slot may have gone to the next save before the client heard of it), and the
 // trainer's answer says so.
-replication::SaveHandle Session::SaveIn(uint64_t slot_id) const {
-  const auto save = saves_.find(slot_id);
-  return save == saves_.end() ? replication::SaveHandle() : save->second;
+replication::SaveHandle Session::SaveIn(uint64_t slot_id, uint64_t epoch) const {
+  const auto slot = slots_.find(slot_id);
+  const bool known = slot != slots_.end() && slot->second.epoch == epoch;
+  return known ? slot->second.save : replication::SaveHandle();
 }
 
 void Session::OnEvent(const replication::TrainerEvent& event) {
   // A slot that was never handed over on this connection is not mapped through it.
   const bool closed = event.kind == replication::TrainerEvent::Kind::kSlotClosed;
-  if (closed && saves_.erase(event.slot_id) == 0) return;
+  if (closed && slots_.erase(event.slot_id) == 0) return;
   wire::ServiceFrame frame;
   ToWire(event, *frame.mutable_event());
   Send(frame);

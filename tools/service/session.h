@@ -65,6 +65,14 @@ class Session : public replication::TrainerListener {
     kClaimed,  // A claim with the job's token was accepted.
   };
 
+  // A slot that was handed over on this connection, and its latest save.
+  struct HandedOutSlot {
+    replication::SaveHandle save;
+    uint64_t epoch = 0;
+    bool mapped = false;  // A copy into it was started. Mappings belong to a connection: a process
+                          // that comes back maps anew.
+  };
+
   // A frame on its way out. `fds` go with its first byte and are borrowed from `keeps_fds_alive`.
   struct Outgoing {
     std::string bytes;
@@ -86,9 +94,10 @@ class Session : public replication::TrainerListener {
   void OnHello(uint64_t request, const client::wire::Hello& hello);
 
   void Begin(uint64_t request, const client::wire::Begin& begin);
+  void StartCopy(uint64_t request, const client::wire::StartCopy& start);
   void Fetch(uint64_t request, const client::wire::Fetch& fetch);
   void NewestCommitted(uint64_t request);
-  replication::SaveHandle SaveIn(uint64_t slot_id) const;
+  replication::SaveHandle SaveIn(uint64_t slot_id, uint64_t epoch) const;
 
   // Completion that answers `request` with a status, and `fill`s the body of a good reply.
   StatusCompletion Answer(uint64_t request);
@@ -113,9 +122,9 @@ class Session : public replication::TrainerListener {
   std::deque<Outgoing> queue_;
   size_t queued_bytes_ = 0;
   bool waits_to_write_ = false;  // The loop watches for room in the socket.
-  // By slot: its latest save. As many as the process was given slots, each of which is memory that
-  // stays this process's until its exit: the budget is their bound, not the number of saves.
-  std::map<uint64_t, replication::SaveHandle> saves_;
+  // By id. As many as the process was given slots, each of which is memory that stays this
+  // process's until its exit: the budget is their bound, not the number of saves.
+  std::map<uint64_t, HandedOutSlot> slots_;
   std::unique_ptr<replication::Trainer> trainer_;
   Lifetime lifetime_;
 };

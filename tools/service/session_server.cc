@@ -33,7 +33,7 @@ SessionServer::SessionServer(EventLoop& loop, replication::TrainerPort& port, Op
 
 SessionServer::~SessionServer() {
   loop_.UnwatchFd(listener_.get());
-  // While it still listens: nobody else can have taken the name. After a kill ListenUnix() removes it.
+  // While it still listens: nobody else can have taken the name. After a kill ListenUnix() does it.
   unlink(options_.socket_path.c_str());
   sessions_.clear();
   for (const auto& [pid, process] : processes_) loop_.UnwatchFd(process.pidfd.get());

@@ -26,6 +26,25 @@ struct TrainerPlan {
   uint64_t state_bytes = 0;
 };
 
+// A save on its way into its slot, chunk by chunk.
+struct SimWriting {
+  replication::SaveHandle save;
+  std::shared_ptr<store::SlotMemory> memory;
+  SnapshotId snapshot;
+  uint64_t history = 0;
+  std::string content;
+  uint64_t next_chunk = 0;
+  uint64_t epoch = 0;
+};
+// A shard on its way back.
+struct SimReading {
+  replication::DecisionReply decision;
+  replication::FetchReply fetch;
+  std::string content;
+  uint64_t next_chunk = 0;
+  uint32_t reopened_count = 0;
+};
+
 // One simulated trainer process: claims a shard, reconfigures, restores and verifies, saves when
 // told to. Its state is a chain over every (generation, step) it went through, so that restoring
 // the wrong snapshot, or one rank another one than the others, shows in the state itself.
@@ -67,25 +86,6 @@ class SimTrainer : public replication::TrainerListener {
   void OnEvent(const replication::TrainerEvent& event) override;
 
  private:
-  // A save on its way into its slot, chunk by chunk.
-  struct Writing {
-    replication::SaveHandle save;
-    std::shared_ptr<store::SlotMemory> memory;
-    SnapshotId snapshot;
-    uint64_t history = 0;
-    std::string content;
-    uint64_t next_chunk = 0;
-    uint64_t epoch = 0;
-  };
-  // A shard on its way back.
-  struct Reading {
-    replication::DecisionReply decision;
-    replication::FetchReply fetch;
-    std::string content;
-    uint64_t next_chunk = 0;
-    uint32_t reopened_count = 0;
-  };
-
   void Claim();
   void Fail(const Status& why);
   void OnDecision(const Result<replication::DecisionReply>& decision);
@@ -114,9 +114,9 @@ class SimTrainer : public replication::TrainerListener {
   Step step_;
   uint64_t history_ = 0;
   std::optional<SnapshotId> newest_committed_;
-  std::optional<Writing> writing_;
+  std::optional<SimWriting> writing_;
   bool beginning_ = false;
-  std::optional<Reading> reading_;
+  std::optional<SimReading> reading_;
   std::optional<store::Manifest> manifest_;
   Lifetime lifetime_;
 };

@@ -243,6 +243,7 @@ TEST(EventLoop, CallbacksMayUseTheLoopWhenTheyAreDestroyed) {
   struct Owner {
     EventLoop* loop;
     TimerId timer;
+    Owner(EventLoop* its_loop, TimerId its_timer) : loop(its_loop), timer(its_timer) {}
     ~Owner() {
       loop->CancelTimer(timer);
       loop->Post([] { FAIL() << "the loop has ended"; });

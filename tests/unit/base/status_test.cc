@@ -67,7 +67,7 @@ TEST(Result, HoldsMoveOnlyValues) {
 TEST(ResultDeathTest, ReadingTheValueOfAnErrorStops) {
   const Result<int> error(NotFound("no such thing"));
   EXPECT_DEATH((void)error.value(), "no such thing");
-  EXPECT_DEATH(Result<int>(Status::Ok()), "needs an error");
+  EXPECT_DEATH((void)Result<int>(Status::Ok()), "needs an error");
 }
 
 TEST(OsError, CodeIsTheCallersReaction) {

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/slot_control.h"
+#include "client/limits.h"
 #include "store/manifest.h"
 
 namespace backstay::tests {
@@ -60,7 +61,8 @@ struct FakeService::Slot {
   SharedMemory control;
   SlotControlWriter writer;
   bool filling = false;
-  bool handed_over = false;
+  bool mapped = false;  // As far as the service knows: a copy was started.
+  uint64_t epoch = 0;
   uint64_t step = 0;
   uint64_t used_bytes = 0;
   store::ShardContents contents;
@@ -82,6 +84,7 @@ struct FakeService::OpenShard {
 FakeService::FakeService() {
   char name[] = "/tmp/backstay-client-test-XXXXXX";
   BACKSTAY_CHECK(::mkdtemp(name) != nullptr, "mkdtemp");
+  protocol_version_ = client::kLocalProtocolVersion;
   directory_ = name;
   socket_path_ = directory_ + "/socket";
   Start(false);
@@ -111,6 +114,11 @@ void FakeService::Start(bool keep_state) {
   thread_ = std::thread([this] { Serve(); });
 }
 
+void FakeService::TakeSlotsBack() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [id, slot] : slots_) slot->filling = false;
+}
+
 void FakeService::Stop() {
   if (!thread_.joinable()) return;
   const uint64_t one = 1;
@@ -120,7 +128,7 @@ void FakeService::Stop() {
   ::close(listener_);
   ::close(stop_fd_);
   const std::lock_guard lock(mutex_);
-  for (auto& [id, slot] : slots_) slot->handed_over = false;
+  for (auto& [id, slot] : slots_) slot->mapped = false;
 }
 
 void FakeService::Play(ClientBody on, Trick trick) {
@@ -236,7 +244,7 @@ void FakeService::Serve() {
     fd = -1;
     incoming.clear();
     open_.clear();
-    for (auto& [id, slot] : slots_) slot->handed_over = slot->filling = false;
+    for (auto& [id, slot] : slots_) slot->mapped = slot->filling = false;
   };
   while (true) {
     pollfd fds[2] = {{.fd = stop_fd_, .events = POLLIN, .revents = 0},
@@ -355,8 +363,8 @@ FakeService::Answer FakeService::Handle(const wire::ClientFrame& frame) {
       HandleSeal(frame.seal(), &answer);
       break;
     case ClientBody::kAbandon:
-      if (const auto found = slots_.find(frame.abandon().slot_id()); found != slots_.end())
-        found->second->filling = false;
+      if (Slot* slot = FillingSlot(frame.abandon().slot_id(), frame.abandon().epoch()))
+        slot->filling = false;
       break;
     case ClientBody::kSlotUnmapped:
       slots_.erase(frame.slot_unmapped().slot_id());
@@ -420,23 +428,29 @@ void FakeService::HandleBegin(const wire::ClientFrame& frame, Answer* answer) {
   Slot& slot = *found->second;
   slot.filling = true;
   slot.step = frame.begin().step();
-  slot.writer.Reset(slot.step + 1);
+  slot.writer.Reset(++slot.epoch);
   wire::BeginReply* begin = answer->frame.mutable_begin();
   begin->set_slot_id(found->first);
   begin->set_size_bytes(slot_bytes);
   begin->set_control_bytes(slot.geometry.ControlBytes());
   begin->set_generation(generation_);
-  begin->set_epoch(slot.step + 1);
-  begin->set_has_fds(!slot.handed_over);
-  if (!slot.handed_over) answer->descriptors = {slot.data.fd, slot.control.fd};
-  slot.handed_over = true;
+  begin->set_epoch(slot.epoch);
+  begin->set_has_fds(!slot.mapped);
+  if (!slot.mapped) answer->descriptors = {slot.data.fd, slot.control.fd};
+}
+
+FakeService::Slot* FakeService::FillingSlot(uint64_t slot_id, uint64_t epoch) {
+  const auto found = slots_.find(slot_id);
+  if (found == slots_.end() || !found->second->filling || found->second->epoch != epoch)
+    return nullptr;
+  return found->second.get();
 }
 
 void FakeService::HandleStartCopy(const wire::StartCopy& start, Answer* answer) {
-  const auto found = slots_.find(start.slot_id());
-  if (found == slots_.end() || !found->second->filling)
-    return SetStatus(&answer->frame, InvalidArgument("no such slot"));
-  Slot& slot = *found->second;
+  Slot* const filling = FillingSlot(start.slot_id(), start.epoch());
+  if (filling == nullptr) return SetStatus(&answer->frame, InvalidArgument("no such slot"));
+  Slot& slot = *filling;
+  slot.mapped = true;
   Result<store::ShardContents> contents =
       store::DecodeContents(start.contents(), start.used_bytes());
   if (!contents.ok()) return SetStatus(&answer->frame, contents.status());
@@ -445,10 +459,9 @@ void FakeService::HandleStartCopy(const wire::StartCopy& start, Answer* answer) 
 }
 
 void FakeService::HandleSeal(const wire::Seal& seal, Answer* answer) {
-  const auto found = slots_.find(seal.slot_id());
-  if (found == slots_.end() || !found->second->filling)
-    return SetStatus(&answer->frame, InvalidArgument("no such slot"));
-  Slot& slot = *found->second;
+  Slot* const filling = FillingSlot(seal.slot_id(), seal.epoch());
+  if (filling == nullptr) return SetStatus(&answer->frame, InvalidArgument("no such slot"));
+  Slot& slot = *filling;
   slot.filling = false;
   auto shard = std::make_unique<Shard>();
   shard->generation = generation_;

@@ -38,6 +38,8 @@ class FakeService {
   // What the service does on the next message of a kind, instead of answering.
   enum class Trick { kNone, kDie, kIgnore, kGarbage, kOversized, kRefuse, kNoDescriptors, kHangUp };
   void Play(ClientBody on, Trick trick);
+  // The saves that fill slots have failed here; the client has not heard of it.
+  void TakeSlotsBack();
   // Fetched shards come with these chunks damaged, until they are reported; `reopen`: the repaired
   // ones are in another slot. `forever`: reporting does not help.
   void DamageChunks(std::set<uint32_t> chunks, bool reopen, bool forever = false);
@@ -68,6 +70,7 @@ class FakeService {
   bool ServeFrame(int fd, const client::wire::ClientFrame& frame);
   Answer Handle(const client::wire::ClientFrame& frame);
   void HandleBegin(const client::wire::ClientFrame& frame, Answer* answer);
+  Slot* FillingSlot(uint64_t slot_id, uint64_t epoch);
   void HandleStartCopy(const client::wire::StartCopy& start, Answer* answer);
   void HandleSeal(const client::wire::Seal& seal, Answer* answer);
   void HandleFetch(const client::wire::Fetch& fetch, Answer* answer);
@@ -99,7 +102,7 @@ class FakeService {
   bool damaged_forever_ = false;
   bool hold_chunks_ = false;
   bool auto_protect_ = true;
-  uint32_t protocol_version_ = 1;
+  uint32_t protocol_version_ = 0;
   int next_attempts_ = 0;
   uint64_t registered_bytes_ = 0;
   uint64_t next_id_ = 1;

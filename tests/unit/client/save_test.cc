@@ -87,9 +87,15 @@ TEST_F(SaveTest, TakesEveryKindOfSlice) {
   Tensor alias_of_alias = alias;
   alias_of_alias.name = "alias of alias";
   alias_of_alias.alias_of = "alias";
-  for (const Tensor& tensor :
-       {whole, replicated, box, boxes, flat, empty, zero_sized, scalar, alias, alias_of_alias})
+  Tensor alias_of_slice{.name = "alias of slice", .shape = {2, 6}};
+  alias_of_slice.slice = Slice::kAlias;
+  alias_of_slice.alias_of = "box";
+  for (const Tensor& tensor : {whole, replicated, box, boxes, flat, empty, zero_sized, scalar,
+                               alias, alias_of_alias, alias_of_slice})
     ASSERT_OK(save->AddTensor(tensor));
+  alias_of_slice.name = "misfit";
+  alias_of_slice.global_shape = {9, 6};
+  EXPECT_THAT(save->AddTensor(alias_of_slice).message(), HasSubstr("global shape"));
   ASSERT_OK(save->AddBlob("rng", std::as_bytes(std::span(data).first(5))));
   ASSERT_OK(save->AddTag("samples", "1024"));
   ASSERT_OK(save->StartCopy(1));
@@ -97,7 +103,8 @@ TEST_F(SaveTest, TakesEveryKindOfSlice) {
   Result<Shard> shard = client_->OpenShard({});
   ASSERT_OK(shard.status());
   const std::vector<TensorInfo> tensors = shard->Tensors();
-  ASSERT_EQ(tensors.size(), 10u);
+  ASSERT_EQ(tensors.size(), 11u);
+  EXPECT_EQ(tensors[10].tensor.global_shape, box.global_shape);
   EXPECT_EQ(tensors[3].tensor.boxes.size(), 2u);
   EXPECT_EQ(tensors[3].tensor.boxes[1].offset, (std::vector<uint64_t>{7, 3}));
   EXPECT_EQ(tensors[4].tensor.padding_elements, 2u);
@@ -172,6 +179,60 @@ TEST_F(SaveTest, AbandonGivesTheSlotBack) {
   { ASSERT_OK(client_->Begin(2, kLongMs).status()); }  // Destroyed without a copy: abandoned too.
   ASSERT_TRUE(service_.WaitFor(ClientBody::kAbandon, 2));
   SaveAndCommit(3, 100, 0);
+  EXPECT_EQ(service_.filling_slots(), 0u);
+}
+
+// Attack: a save that failed at the service is let go of by its trainer only after the next save
+// has got its slot, as in `save = *client.Begin(next)`.
+TEST_F(SaveTest, AFailedSavesHandleDoesNotAbandonTheNextSaveInItsSlot) {
+  const std::vector<float> data = Numbers(5000);
+  std::optional<Save> failed;
+  {
+    Result<Save> begun = client_->Begin(1, kLongMs);
+    ASSERT_OK(begun.status());
+    failed.emplace(std::move(*begun));
+  }
+  service_.TakeSlotsBack();
+  Result<Save> next = client_->Begin(2, kLongMs);
+  ASSERT_OK(next.status());
+  EXPECT_CODE(failed->StartCopy(1), Code::kStale);
+  failed.reset();
+  ASSERT_OK(next->AddTensor(Contiguous("w", data)));
+  ASSERT_OK(next->StartCopy(1));
+  ASSERT_OK(next->WaitCommitted(kLongMs));
+}
+
+// Attack: the service has taken a slot back from a failed save and given it to the next one while
+// this process still copies for the failed one.
+TEST_F(SaveTest, NoThreadCopiesForAFailedSaveOnceTheNextOneHasItsSlot) {
+  constexpr size_t kCount = 4 << 20;
+  ASSERT_OK(client_->Resize(kCount * sizeof(float)));
+  const std::vector<float> old_data = Numbers(kCount, 1);
+  const std::vector<float> data = Numbers(kCount, 2);
+  for (uint64_t step = 1; step < 20; step += 2) {
+    Result<Save> failed = client_->Begin(step, kLongMs);
+    ASSERT_OK(failed.status());
+    ASSERT_OK(failed->AddTensor(Contiguous("w", old_data)));
+    ASSERT_OK(failed->StartCopy(2));
+    service_.TakeSlotsBack();
+    Result<Save> next = client_->Begin(step + 1, kLongMs);
+    ASSERT_OK(next.status());
+    const Status copied = failed->WaitCopied(0);
+    EXPECT_TRUE(copied.ok() || copied.code() == Code::kStale) << copied.ToString();
+    ASSERT_OK(next->AddTensor(Contiguous("w", data)));
+    ASSERT_OK(next->StartCopy(2));
+    ASSERT_OK(next->WaitCommitted(kLongMs));
+    EXPECT_EQ(std::memcmp(service_.SealedBytes(step + 1).data(), data.data(),
+                          data.size() * sizeof(float)),
+              0);
+  }
+}
+
+TEST_F(SaveTest, MemoryThatDidNotArriveFailsThatSaveOnly) {
+  service_.Play(ClientBody::kBegin, Trick::kNoDescriptors);
+  EXPECT_CODE(client_->Begin(1, kLongMs).status(), Code::kUnavailable);
+  ASSERT_TRUE(service_.WaitFor(ClientBody::kAbandon, 1));
+  for (uint64_t step = 2; step < 6; ++step) SaveAndCommit(step, 5000, 0);
   EXPECT_EQ(service_.filling_slots(), 0u);
 }
 

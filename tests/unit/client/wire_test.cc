@@ -50,11 +50,17 @@ TEST(Wire, GeneratedCodeReadsWhatWeWrite) {
   EXPECT_EQ(Parsed(3, local::Resize{.size_bytes = 9}).resize().size_bytes(), 9u);
   EXPECT_EQ(Parsed(4, local::Begin{.step = 7, .timeout_ms = 8}).begin().timeout_ms(), 8u);
   const auto start =
-      Parsed(5, local::StartCopy{.slot_id = 1, .used_bytes = 2, .contents = "c"}).start_copy();
+      Parsed(5, local::StartCopy{.slot_id = 1, .used_bytes = 2, .contents = "c", .epoch = 3})
+          .start_copy();
+  EXPECT_EQ(start.epoch(), 3u);
   EXPECT_EQ(start.contents(), "c");
-  EXPECT_TRUE(Parsed(6, local::Seal{.slot_id = 1, .sound = true}).seal().sound());
+  const auto seal = Parsed(6, local::Seal{.slot_id = 1, .sound = true, .epoch = 4}).seal();
+  EXPECT_TRUE(seal.sound());
+  EXPECT_EQ(seal.epoch(), 4u);
   EXPECT_EQ(Parsed(7, local::StepIsSound{.step = 3}).step_is_sound().step(), 3u);
-  EXPECT_EQ(Parsed(8, local::Abandon{.slot_id = 3}).abandon().slot_id(), 3u);
+  const auto abandon = Parsed(8, local::Abandon{.slot_id = 3, .epoch = 5}).abandon();
+  EXPECT_EQ(abandon.slot_id(), 3u);
+  EXPECT_EQ(abandon.epoch(), 5u);
   EXPECT_EQ(
       Parsed(0, local::Fence{.generation = 1, .reason = "r", .unix_ms = -5}).fence().unix_ms(), -5);
   EXPECT_EQ(Parsed(9, local::NewAttempt{}).body_case(), wire::ClientFrame::kNewAttempt);

@@ -37,7 +37,7 @@ class RestoreAgentTest : public ::testing::Test {
     snapshots_ = std::make_unique<replication::SnapshotReader>(cluster_.executor(), *node.peers,
                                                                *node.table);
     agent_ = std::make_unique<RestoreAgent>(
-        cluster_.executor(), random_, *node.agent, *node.fetches, *node.peers, *snapshots_,
+        cluster_.executor(), random_, *node.agent, *node.fetches, *snapshots_,
         [&node](const JobName&) { return &node.agent->leader(); });
     node.agent->OnView([this](const replication::JobView& view) { agent_->OnView(view); });
     cluster_.HandleAtLeader(wire::Request::kReconfigure,

@@ -14,6 +14,7 @@
 
 #include "base/event_loop.h"
 #include "base/socket.h"
+#include "client/limits.h"
 #include "client/local.pb.h"
 #include "store/numa.h"
 #include "store/slot_memory.h"
@@ -102,7 +103,7 @@ class RawClient {
   int fd() const { return fd_.get(); }
 
   static std::string Encode(const wire::ClientFrame& frame);
-  static wire::ClientFrame Hello(uint32_t version = 1);
+  static wire::ClientFrame Hello(uint32_t version = client::kLocalProtocolVersion);
   static wire::ClientFrame Register(uint64_t request);
 
  private:

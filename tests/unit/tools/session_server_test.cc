@@ -56,7 +56,7 @@ TEST_F(SessionTest, HelloTellsTheNode) {
   ASSERT_TRUE(welcome.has_value());
   EXPECT_EQ(welcome->frame.request(), 1u);
   const wire::HelloReply& hello = welcome->frame.hello();
-  EXPECT_EQ(hello.protocol_version(), 1u);
+  EXPECT_EQ(hello.protocol_version(), client::kLocalProtocolVersion);
   EXPECT_EQ(hello.node_id(), "n1");
   EXPECT_EQ(hello.incarnation(), 3u);
   EXPECT_EQ(hello.chunk_bytes(), 4096u);
@@ -79,7 +79,8 @@ TEST_F(SessionTest, AnotherVersionIsRefusedWithBothAndNotServed) {
   EXPECT_EQ(refused->frame.request(), 1u);
   EXPECT_EQ(refused->code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(refused->frame.status().message(), HasSubstr("version 9"));
-  EXPECT_THAT(refused->frame.status().message(), HasSubstr("version 1"));
+  EXPECT_THAT(refused->frame.status().message(),
+              HasSubstr("version " + std::to_string(client::kLocalProtocolVersion)));
   client.Send(BeginFrame(2, 10));
   ExpectFarewell(client, StatusCode::kInvalidArgument, "Hello");
 }
@@ -200,14 +201,29 @@ TEST_F(SessionTest, ASlotsDescriptorsComeOncePerConnection) {
   ASSERT_TRUE(first.has_value());
   EXPECT_TRUE(first->frame.begin().has_fds());
   EXPECT_EQ(first->fds.size(), 2u);
-  client.Send(BeginFrame(3, 20));
+  client.Send(BeginFrame(3, 15));
+  EXPECT_TRUE(client.Receive()->frame.begin().has_fds()) << "it may not have been able to map it";
+  wire::ClientFrame start;
+  start.set_request(4);
+  start.mutable_start_copy()->set_slot_id(77);
+  start.mutable_start_copy()->set_epoch(15);
+  client.Send(start);
+  EXPECT_EQ(client.Receive()->code(), StatusCode::kOk);
+  client.Send(BeginFrame(5, 20));
   const std::optional<Answer> second = client.Receive();
   EXPECT_FALSE(second->frame.begin().has_fds()) << "the process has it mapped";
   EXPECT_TRUE(second->fds.empty());
-  // The same slot, by its number, is the newest save in it.
+  // The same slot, by its number, is the newest save in it; an earlier use is another save.
+  wire::ClientFrame abandon;
+  abandon.set_request(6);
+  abandon.mutable_abandon()->set_slot_id(77);
+  abandon.mutable_abandon()->set_epoch(15);
+  client.Send(abandon);
+  EXPECT_EQ(client.Receive()->code(), StatusCode::kNotFound);
   wire::ClientFrame seal;
-  seal.set_request(4);
+  seal.set_request(7);
   seal.mutable_seal()->set_slot_id(77);
+  seal.mutable_seal()->set_epoch(20);
   client.Send(seal);
   EXPECT_EQ(client.Receive()->frame.seal().digest(), "digest");
   EXPECT_TRUE(port_.WaitFor([](const FakePort& port) { return port.HasCall(0, "seal 20"); }));

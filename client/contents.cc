@@ -13,9 +13,10 @@ namespace {
 using protozero::pbf_reader;
 using protozero::pbf_writer;
 
-// The names nearest to a wrong one are found by edit distance; beyond this length only prefixes
-// count, so that a shard of many long names costs no seconds.
+// The names nearest to a wrong one are found by edit distance, of so much of each name and among so
+// many names to both sides of it in their order: an error costs at most some tens of milliseconds.
 constexpr size_t kCompareBytesMax = 64;
+constexpr size_t kCompareNamesMax = 5'000;
 constexpr size_t kNearestCount = 3;
 
 size_t EditDistance(std::string_view a, std::string_view b) {
@@ -115,9 +116,11 @@ std::string EncodeTensor(const TensorSpec& tensor) {
 std::string NearestNames(const std::string& name, const std::vector<std::string_view>& candidates) {
   if (candidates.empty()) return "";
   std::vector<std::pair<size_t, std::string_view>> scored;
-  scored.reserve(candidates.size());
-  for (const std::string_view candidate : candidates)
-    scored.emplace_back(EditDistance(name, candidate), candidate);
+  const auto at = static_cast<size_t>(
+      std::lower_bound(candidates.begin(), candidates.end(), name) - candidates.begin());
+  const size_t end = std::min(at + kCompareNamesMax, candidates.size());
+  for (size_t i = at - std::min(at, kCompareNamesMax); i < end; ++i)
+    scored.emplace_back(EditDistance(name, candidates[i]), candidates[i]);
   const size_t count = std::min(kNearestCount, scored.size());
   std::partial_sort(scored.begin(), scored.begin() + static_cast<ptrdiff_t>(count), scored.end());
   std::string text = count == 1 ? "; the nearest name is " : "; the nearest names are ";

@@ -77,7 +77,7 @@ struct ShardManifest {
 // kInvalidArgument for a newer format version.
 Result<ShardManifest> DecodeManifest(std::string_view bytes);
 
-// ", the nearest are a, b and c"; empty without candidates.
+// ", the nearest are a, b and c" of `candidates`, which are sorted; empty without any.
 std::string NearestNames(const std::string& name, const std::vector<std::string_view>& candidates);
 
 }  // namespace backstay::client

@@ -21,14 +21,6 @@
 
 namespace backstay::transport {
 
-// A connection that has not said hello for this long is closed.
-inline constexpr Duration kHelloTimeout = std::chrono::seconds(10);
-// A reader that takes no byte of what it asked for is closed after this; nobody waits for it but
-// its own lane.
-inline constexpr Duration kReaderStallTimeout = std::chrono::seconds(30);
-// A connection without requests. Longer than the readers' kLaneIdleTimeout, so that the reader, who
-// can choose a moment without a request under way, closes first.
-inline constexpr Duration kConnectionIdleTimeout = std::chrono::minutes(5);
 // Readers that are counted by name; the rest are counted together, under an empty name.
 inline constexpr size_t kReadersCountedMax = 1024;
 
@@ -45,7 +37,7 @@ struct TcpExporterOptions {
   std::string advertised_host;                 // As peers reach it; empty: the listening address.
   uint32_t serving_thread_count = 2;           // Lanes are spread over them.
   uint32_t connection_count_max = 1024;        // More are closed at once.
-  uint32_t send_buffer_bytes = 0;              // 0: as the kernel thinks best.
+  uint32_t send_buffer_bytes = kSendBufferBytes;  // 0: as the kernel thinks best.
 };
 
 struct TcpExporterStats {
@@ -73,7 +65,6 @@ class TcpExporter : public Exporter {
 
   Grant Export(Region region, Deadline expiry, std::function<void()> on_ended) override;
   void Revoke(GrantId id) override;
-  uint64_t BytesServed() const override;
 
   // Where peers connect to: "host:port".
   const std::string& address() const { return address_; }
@@ -112,11 +103,11 @@ class TcpExporter : public Exporter {
   ServeContext context_;
   UniqueFd listener_;
   std::vector<std::unique_ptr<Server>> servers_;
-  size_t next_server_ = 0;  // Of the first serving thread.
+  size_t next_server_ = 0;        // Of the first serving thread, as is:
+  bool accepting_fails_ = false;  // Said once, until it works again.
 
   mutable std::mutex stats_mutex_;  // Guards what follows.
   TcpExporterStats stats_;
-  uint64_t bytes_served_ = 0;
 
   Lifetime lifetime_;
 };

@@ -117,7 +117,7 @@ void TcpExporter::CountServed(const NodeId& reader, uint64_t bytes) {
 
 void TcpExporter::AcceptConnections() {
   while (true) {
-    Result<std::optional<Accepted>> accepted = Accept(listener_.get());
+    Result<std::optional<Accepted>> accepted = options_.accept(listener_.get());
     if (!accepted.ok()) {
       if (!std::exchange(accepting_fails_, true)) {
         Log(LogLevel::kWarning, "cannot accept data connections for the moment",

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "base/executor.h"
 #include "base/ids.h"
 #include "base/random.h"
+#include "base/socket.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "transport/tcp/grant_table.h"
@@ -38,6 +40,8 @@ struct TcpExporterOptions {
   uint32_t serving_thread_count = 2;           // Lanes are spread over them.
   uint32_t connection_count_max = 1024;        // More are closed at once.
   uint32_t send_buffer_bytes = kSendBufferBytes;  // 0: as the kernel thinks best.
+  // Of base/socket.h, for tests that let it fail as it does in a process without descriptors.
+  std::function<Result<std::optional<Accepted>>(int listener_fd)> accept = Accept;
 };
 
 struct TcpExporterStats {

@@ -54,7 +54,8 @@ class ShardFetchTest : public ::testing::Test {
     options.store = kStore;
     options.node = {NodeId(name), Incarnation(1)};
     exporters_.push_back(TcpExporter::Listen(&executor_, &random_, options).value());
-    spec_.sources.push_back(exporters_.back()->Export({*copies_.back(), -1}, kNoDeadline, [] {}));
+    spec_.sources.push_back(
+        exporters_.back()->Export({.bytes = *copies_.back()}, kNoDeadline, [] {}));
     return *copies_.back();
   }
 

@@ -29,7 +29,7 @@ inline constexpr size_t kReadersCountedMax = 1024;
 // Asked for in the kernel, which doubles it, for each lane. Small enough that what is copied into
 // the socket is still in the shared cache when the reader copies it out: bench/pull_bench takes
 // 0.28 CPU seconds per GB with it, and 0.32 to 0.38 with 1 MiB or the kernel's own choice. Two
-// lanes still cover 0.3 ms of round trip at 5 GB/s.
+// lanes still cover 0.3 ms of round trip at 5 GB/s. Less where net.core.wmem_max is less.
 inline constexpr uint32_t kSendBufferBytes = 384 * kKiB;
 
 struct TcpExporterOptions {

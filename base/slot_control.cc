@@ -64,12 +64,6 @@ Hash128 SlotControlView::Checksum(uint64_t chunk) const {
   return {words.low.load(std::memory_order_relaxed), words.high.load(std::memory_order_relaxed)};
 }
 
-uint64_t SlotControlView::ReadyPrefix(uint64_t chunk_count) const {
-  uint64_t ready = 0;
-  while (ready < chunk_count && IsReady(ready)) ++ready;
-  return ready;
-}
-
 const SlotControlHeader& SlotControlView::header() const {
   return *reinterpret_cast<const SlotControlHeader*>(page_);
 }

@@ -17,16 +17,8 @@ namespace backstay {
 inline constexpr uint64_t kSlotControlMagic = 0x31304C5443534B42;  // "BKSCTL01" in memory order.
 inline constexpr uint32_t kSlotControlVersion = 1;
 
-// Chunk sizes are powers of two in this range. The default is a compromise of transfer and retry.
-inline constexpr uint32_t kChunkBytesMin = 4 * kKiB;
-inline constexpr uint32_t kChunkBytesMax = 64 * kMiB;
-inline constexpr uint32_t kChunkBytesDefault = 1 * kMiB;
 // 2 TiB of chunks of the default size; their checksums fill half of the largest manifest.
 inline constexpr uint64_t kShardChunksMax = 2 * kMiB;
-
-constexpr bool IsChunkSize(uint64_t bytes) {
-  return bytes >= kChunkBytesMin && bytes <= kChunkBytesMax && (bytes & (bytes - 1)) == 0;
-}
 
 // What a chunk of a slot is. Numbers of the format; any other number from the page reads as failed.
 enum class ChunkState : uint32_t {
@@ -104,8 +96,6 @@ class SlotControlView {
   bool IsReady(uint64_t chunk) const { return State(chunk) == ChunkState::kChunkReady; }
   // Meaningful once the chunk is ready. Read it once and keep it: the page can change.
   Hash128 Checksum(uint64_t chunk) const;
-  // Ready chunks from the first on, without a gap, of the first `chunk_count`.
-  uint64_t ReadyPrefix(uint64_t chunk_count) const;
 
  protected:
   const SlotControlHeader& header() const;

@@ -129,8 +129,8 @@ Result<Listener> ListenTcp(const SocketAddress& address) {
 }
 
 Result<UniqueFd> StartConnectTcp(const SocketAddress& address) {
-  UniqueFd fd(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const std::string what = "connect to " + address.ToString();
+  UniqueFd fd(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return OsError(errno, what);
   BACKSTAY_RETURN_IF_ERROR(SetNoDelay(fd.get()));
   if (connect(fd.get(), address.get(), address.size_bytes) != 0 && errno != EINPROGRESS &&
@@ -201,11 +201,6 @@ Status SetNonBlocking(int fd, bool non_blocking) {
 
 Status SetNoDelay(int fd) { return SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY"); }
 
-Status SetBufferBytes(int fd, int send_bytes, int receive_bytes) {
-  BACKSTAY_RETURN_IF_ERROR(SetOption(fd, SOL_SOCKET, SO_SNDBUF, send_bytes, "SO_SNDBUF"));
-  return SetOption(fd, SOL_SOCKET, SO_RCVBUF, receive_bytes, "SO_RCVBUF");
-}
-
 Result<Sent> SendWithFds(int fd, std::span<const std::byte> bytes, std::span<const int> fds) {
   BACKSTAY_CHECK(!bytes.empty(), "descriptors travel with bytes");
   BACKSTAY_CHECK(fds.size() <= kPassedFdsMax, "too many descriptors for one message");
@@ -256,8 +251,9 @@ Result<Received> ReceiveWithFds(int fd, std::span<std::byte> bytes) {
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     received.fds_status = PermissionDenied(
         "the kernel dropped a passed file descriptor (MSG_CTRUNC): a security module such as "
-        "SELinux or AppArmor "
-        "refused it, or this process has too many files open (ulimit -n)");
+        "SELinux or AppArmor refused it, this process has too many files open (ulimit -n), or more "
+        "than " +
+        std::to_string(kPassedFdsMax) + " came at once");
   }
   return received;
 }

@@ -91,8 +91,6 @@ Result<UniqueFd> ConnectUnix(const std::string& path);
 Status SetNonBlocking(int fd, bool non_blocking);
 // Sends small messages at once (TCP_NODELAY).
 Status SetNoDelay(int fd);
-// Asks for buffers of that size; the kernel may give less (net.core.wmem_max, rmem_max).
-Status SetBufferBytes(int fd, int send_bytes, int receive_bytes);
 
 enum class IoState {
   kBytes,       // Some bytes were moved.

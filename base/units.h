@@ -9,6 +9,17 @@ inline constexpr uint64_t kKiB = 1024;
 inline constexpr uint64_t kMiB = 1024 * kKiB;
 inline constexpr uint64_t kGiB = 1024 * kMiB;
 
+// A chunk is the unit of checksum, readiness and retry of a shard, in a slot and on every
+// transport; it stays small against a shard. Sizes are powers of two in this range. The default is
+// a compromise of transfer and retry.
+inline constexpr uint32_t kChunkBytesMin = 4 * kKiB;
+inline constexpr uint32_t kChunkBytesMax = 64 * kMiB;
+inline constexpr uint32_t kChunkBytesDefault = 1 * kMiB;
+
+constexpr bool IsChunkSize(uint64_t bytes) {
+  return bytes >= kChunkBytesMin && bytes <= kChunkBytesMax && (bytes & (bytes - 1)) == 0;
+}
+
 // "512.0 MiB", "17 B".
 std::string FormatBytes(uint64_t bytes);
 

@@ -30,10 +30,6 @@ class WorkerPool {
   // not run.
   Status Submit(std::function<void()> work);
 
-  size_t thread_count() const { return threads_.size(); }
-  // Submitted, not yet started.
-  size_t queued_count() const { return queue_.size(); }
-
  private:
   const std::string name_;
   const size_t queued_count_max_;

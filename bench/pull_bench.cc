@@ -32,7 +32,7 @@ struct BenchOptions {
   uint32_t chunk_kib = 1024;
   uint32_t lanes = 2;
   int repeat = 5;
-  uint32_t send_buffer_kib = kSendBufferBytes / kKiB;
+  uint32_t send_buffer_kib = TcpExporterOptions().send_buffer_bytes / kKiB;
   uint32_t receive_buffer_kib = 0;
   bool iperf3 = false;
 };
@@ -52,7 +52,6 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
 
   std::span<std::byte> bytes() const { return bytes_; }
-  int fd() const { return fd_.get(); }
 
  private:
   UniqueFd fd_;
@@ -99,7 +98,7 @@ class PullBench {
     puller.receive_buffer_bytes = options.receive_buffer_kib * 1024;
     exporter_ = TcpExporter::Listen(&loop_, &random_, exporter).value();
     puller_ = std::make_unique<TcpPuller>(&loop_, puller);
-    grant_ = exporter_->Export({.bytes = source_.bytes(), .fd = source_.fd()}, kNoDeadline, [] {});
+    grant_ = exporter_->Export({.bytes = source_.bytes()}, kNoDeadline, [] {});
     loop_.Start("bench");
   }
   ~PullBench() {

@@ -15,15 +15,14 @@ Result<transport::Grant> ShardExporter::Export(const ShardName& name, Reader rea
   const uint64_t token = ++last_token_;
   const Duration lifetime =
       reader == Reader::kReplica ? kReplicaGrantLifetime : kRestoreGrantLifetime;
-  transport::Grant grant =
-      exporter_.Export({shard.bytes(), shard.memory->data_fd()}, executor_.Now() + lifetime,
-                       lifetime_.Wrap([this, token, slot] {
-                         table_.EndGrant(slot);
-                         const auto id = ids_.find(token);
-                         if (id == ids_.end()) return;
-                         grants_.erase(id->second);
-                         ids_.erase(id);
-                       }));
+  transport::Grant grant = exporter_.Export({.bytes = shard.bytes()}, executor_.Now() + lifetime,
+                                            lifetime_.Wrap([this, token, slot] {
+                                              table_.EndGrant(slot);
+                                              const auto id = ids_.find(token);
+                                              if (id == ids_.end()) return;
+                                              grants_.erase(id->second);
+                                              ids_.erase(id);
+                                            }));
   ids_[token] = grant.id;
   grants_[grant.id] = {name, reader, to, slot};
   return grant;

@@ -292,16 +292,6 @@ std::vector<const Shard*> ShardTable::ShardsOf(const JobName& job, SnapshotId sn
   return shards;
 }
 
-std::vector<const Shard*> ShardTable::UnsealedOf(ClientId client) const {
-  std::vector<const Shard*> shards;
-  for (const auto& [name, shard] : shards_) {
-    if (shard->state == ShardState::kFilling && shard->client == client) {
-      shards.push_back(shard.get());
-    }
-  }
-  return shards;
-}
-
 std::vector<const Shard*> ShardTable::All() const {
   std::vector<const Shard*> shards;
   for (const auto& [name, shard] : shards_) shards.push_back(shard.get());

@@ -181,7 +181,6 @@ class ShardTable {
   // In name order.
   std::vector<const Shard*> ShardsOf(const JobName& job) const;
   std::vector<const Shard*> ShardsOf(const JobName& job, SnapshotId snapshot) const;
-  std::vector<const Shard*> UnsealedOf(ClientId client) const;
   std::vector<const Shard*> All() const;
   // "steps 100 and 120" around `step` of what is here; "no step" when there is none.
   std::string NearestSteps(const JobName& job, Step step) const;

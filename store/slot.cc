@@ -65,6 +65,7 @@ void Slot::GiveUp() {
 void Slot::WriterExited() {
   writer_.reset();
   writer_disowned_ = false;
+  unmapped_ = false;  // That was of its own mapping; the next process has another.
   if (state_ == SlotState::kQuarantined) MoveTo(SlotState::kFree);
 }
 

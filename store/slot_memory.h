@@ -29,8 +29,7 @@ class SlotMemory {
   virtual const SlotGeometry& geometry() const = 0;
   virtual std::span<std::byte> data() = 0;     // geometry().size_bytes.
   virtual std::span<std::byte> control() = 0;  // At least geometry().ControlBytes().
-  // For clients that fill the slot and for sendfile (which files on huge pages do not support:
-  // the sender falls back to sending from `data`); -1 when the memory has none.
+  // For clients that fill the slot; -1 when the memory has none.
   virtual int data_fd() const = 0;
   virtual int control_fd() const = 0;
   virtual PageKind pages() const = 0;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "store/manifest.h"
 #include "store/slot_pool_state.h"
 
@@ -15,7 +16,9 @@ SlotPool::SlotPool(Options options, Executor& executor, Offload offload, SlotMem
       executor_(executor),
       offload_(std::move(offload)),
       factory_(factory),
-      budget_(budget) {}
+      budget_(budget) {
+  LookAtSparesLater();
+}
 
 SlotPool::~SlotPool() = default;
 
@@ -125,8 +128,8 @@ void SlotPool::FillAll() {
 bool SlotPool::TakeSpare(ReservationId id, Reservation& reservation) {
   const SlotGeometry wanted = GeometryOf(reservation.request);
   for (auto& [slot_id, entry] : slots_) {
-    if (entry->reservation.value == 0 && entry->slot.state() == SlotState::kFree &&
-        entry->slot.geometry() == wanted && entry->numa_node == reservation.request.numa_node) {
+    if (entry->is_spare() && entry->slot.geometry() == wanted &&
+        entry->numa_node == reservation.request.numa_node) {
       Attach(*entry, id, reservation);
       return true;
     }
@@ -143,9 +146,7 @@ bool SlotPool::StartCreating(ReservationId id, Reservation& reservation) {
   const uint64_t wanted = memory_bytes_ + creating_bytes_ + footprint;
   uint64_t spare_bytes = 0;
   for (const auto& [slot_id, entry] : slots_) {
-    if (entry->reservation.value == 0 && entry->slot.state() == SlotState::kFree) {
-      spare_bytes += entry->slot.footprint_bytes();
-    }
+    if (entry->is_spare()) spare_bytes += entry->slot.footprint_bytes();
   }
   const uint64_t excess = wanted > budget ? wanted - budget : 0;
   if (excess > spare_bytes) {
@@ -315,23 +316,49 @@ Status SlotPool::ClientUnmapped(ClientId client, SlotId id) {
 
 void SlotPool::RemoveIfSpent(SlotId id) {
   const auto found = slots_.find(id);
-  if (!found->second->slot.is_spent()) return;
-  const auto memory = std::make_shared<std::shared_ptr<SlotMemory>>(found->second->slot.memory());
+  if (found == slots_.end() || !found->second->slot.is_spent()) return;
+  std::vector<std::shared_ptr<SlotMemory>> removed{found->second->slot.memory()};
   memory_bytes_ -= found->second->slot.footprint_bytes();
   slots_.erase(found);
-  // Unmapping takes long; when the workers have no room for it, it is done here after all.
-  if (!offload_([memory] { memory->reset(); }, [] {}).ok()) memory->reset();
+  GiveBack(std::move(removed));
   FillAll();
 }
 
-uint64_t SlotPool::FreeSpares() {
-  auto removed =
-      std::make_shared<std::vector<std::shared_ptr<SlotMemory>>>(RemoveSpares(UINT64_MAX));
-  uint64_t bytes = 0;
-  for (const auto& memory : *removed) bytes += SlotFootprintBytes(memory->geometry());
+void SlotPool::GiveBack(std::vector<std::shared_ptr<SlotMemory>> removed) {
+  const auto memory =
+      std::make_shared<std::vector<std::shared_ptr<SlotMemory>>>(std::move(removed));
   // Unmapping takes long; when the workers have no room for it, it is done here after all.
-  if (!offload_([removed] { removed->clear(); }, [] {}).ok()) removed->clear();
-  return bytes;
+  if (!offload_([memory] { memory->clear(); }, [] {}).ok()) memory->clear();
+}
+
+void SlotPool::LookAtSparesLater() {
+  executor_.RunAfter(kSpareLookInterval, lifetime_.Wrap([this] {
+    LookAtSpares();
+    LookAtSparesLater();
+  }));
+}
+
+void SlotPool::LookAtSpares() {
+  const Instant now = executor_.Now();
+  for (auto& [id, entry] : slots_) {
+    if (!entry->is_spare()) {
+      entry->spare_since.reset();
+    } else if (!entry->spare_since) {
+      entry->spare_since = now;
+    }
+  }
+  const Budget budget = budget_.Compute(memory_bytes_ + creating_bytes_);
+  const uint64_t used = memory_bytes_ + creating_bytes_;
+  const uint64_t excess = used - std::min(used, budget.bytes);
+  std::vector<std::shared_ptr<SlotMemory>> removed =
+      RemoveSpares(excess, /*unwanted_since=*/now - kSpareKeptDuration);
+  if (removed.empty()) return;
+  Log(LogLevel::kInfo, "gave memory that nobody uses back to the system",
+      {{"bytes", std::to_string(used - memory_bytes_ - creating_bytes_)},
+       {"slots", std::to_string(removed.size())},
+       {"left_in_slots", std::to_string(memory_bytes_)},
+       {"budget", std::to_string(budget.bytes)}});
+  GiveBack(std::move(removed));
 }
 
 void SlotPool::AfterChange(SlotId id) {
@@ -341,13 +368,15 @@ void SlotPool::AfterChange(SlotId id) {
   const auto found = reservations_.find(entry.reservation);
   if (found == reservations_.end() || state == SlotState::kQuarantined) {
     Detach(entry);
-    FillAll();
+    FillAll();  // May evict it.
     RemoveIfSpent(id);
     return;
   }
-  Fill(entry.reservation);  // Keeps it, or replaces it when it does not fit any more.
-  if (entry.reservation.value != 0) {
-    NotifyFree(entry.reservation);
+  // Keeps it, or replaces it when it does not fit any more, or evicts it for its replacement.
+  Fill(entry.reservation);
+  const auto left = slots_.find(id);
+  if (left != slots_.end() && left->second->reservation.value != 0) {
+    NotifyFree(left->second->reservation);
   } else {
     FillAll();
   }
@@ -355,6 +384,7 @@ void SlotPool::AfterChange(SlotId id) {
 
 void SlotPool::Attach(Entry& entry, ReservationId id, Reservation& reservation) {
   entry.reservation = id;
+  entry.spare_since.reset();
   reservation.slots.push_back(entry.slot.id());
   NotifyFree(id);
 }
@@ -374,12 +404,15 @@ void SlotPool::Detach(Entry& entry) {
   }));
 }
 
-std::vector<std::shared_ptr<SlotMemory>> SlotPool::RemoveSpares(uint64_t bytes_min) {
+std::vector<std::shared_ptr<SlotMemory>> SlotPool::RemoveSpares(
+    uint64_t bytes_min, std::optional<Instant> unwanted_since) {
   std::vector<std::shared_ptr<SlotMemory>> removed;
   uint64_t bytes = 0;
-  for (auto it = slots_.begin(); it != slots_.end() && bytes < bytes_min;) {
+  for (auto it = slots_.begin(); it != slots_.end();) {
     const Entry& entry = *it->second;
-    if (entry.reservation.value != 0 || entry.slot.state() != SlotState::kFree) {
+    const bool unwanted =
+        unwanted_since && entry.spare_since && *entry.spare_since <= *unwanted_since;
+    if (!entry.is_spare() || (bytes >= bytes_min && !unwanted)) {
       ++it;
       continue;
     }

@@ -20,6 +20,12 @@
 namespace backstay::store {
 
 inline constexpr uint32_t kReservationSlotsMax = 1024;  // Far above any retention.
+// A spare that nobody has taken for this long goes back to the system. Long enough for a job that
+// ends and is submitted again, which then need not wait for its memory to be touched.
+inline constexpr Duration kSpareKeptDuration = std::chrono::minutes(10);
+// How often spares are looked at, also for what a shrunken budget does not allow any more.
+inline constexpr Duration kSpareLookInterval = std::chrono::seconds(10);
+static_assert(kSpareLookInterval < kSpareKeptDuration);
 
 // What memory is promised for.
 enum class Purpose : uint8_t {
@@ -76,7 +82,9 @@ struct SlotPoolStats {
 // memory.
 //
 // A slot serves its reservation from use to use. Slots whose reservation is gone or wants another
-// size are kept as spares, and a new reservation takes them before new memory.
+// size are kept as spares, and a new reservation takes them before new memory. Spares go back to
+// the system when others need the room, when the budget has shrunk below what is in slots, and
+// after kSpareKeptDuration.
 //
 // Thread:  the control executor, every method and completion; memory is made through `offload`.
 // Memory:  owns all slots; never more than the budget. Completions that are pending when the pool
@@ -140,9 +148,6 @@ class SlotPool {
   // has no content. kNotFound: no such slot is closed to that process.
   Status ClientUnmapped(ClientId client, SlotId slot);
 
-  // Gives spare memory back to the system; returns the bytes.
-  uint64_t FreeSpares();
-
   const Slot& slot(SlotId id) const;
   SlotPoolStats Stats() const;
 
@@ -177,9 +182,14 @@ class SlotPool {
   void AfterChange(SlotId id);
   void Attach(Entry& entry, ReservationId id, Reservation& reservation);
   void Detach(Entry& entry);
-  // Removes spares until at least `bytes_min` are freed or none is left.
-  std::vector<std::shared_ptr<SlotMemory>> RemoveSpares(uint64_t bytes_min);
-  void RemoveIfSpent(SlotId id);
+  // Removes spares until at least `bytes_min` are freed or none is left, and those that have been
+  // spare since `unwanted_since` or longer.
+  std::vector<std::shared_ptr<SlotMemory>> RemoveSpares(
+      uint64_t bytes_min, std::optional<Instant> unwanted_since = std::nullopt);
+  void RemoveIfSpent(SlotId id);  // Which may have been evicted.
+  void GiveBack(std::vector<std::shared_ptr<SlotMemory>> removed);
+  void LookAtSpares();
+  void LookAtSparesLater();
   void NotifyFree(ReservationId id);
 
   const Options options_;

@@ -21,8 +21,12 @@ struct SlotPool::Entry {
   Entry(SlotId id, std::shared_ptr<SlotMemory> memory, int32_t numa)
       : slot(id, std::move(memory)), numa_node(numa) {}
   Slot slot;
-  const int32_t numa_node;    // That its memory was made for.
-  ReservationId reservation;  // 0: none.
+  const int32_t numa_node;             // That its memory was made for.
+  ReservationId reservation;           // 0: none.
+  std::optional<Instant> spare_since;  // As a look at the spares found it; none: it is not one.
+
+  // Free, and promised to nobody.
+  bool is_spare() const { return reservation.value == 0 && slot.state() == SlotState::kFree; }
 };
 
 struct SlotPool::Charges {

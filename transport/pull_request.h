@@ -8,9 +8,6 @@
 
 namespace backstay::transport {
 
-// The largest chunk that any transport moves: the unit of checksum, readiness and retry stays small
-// against a shard.
-inline constexpr uint64_t kChunkBytesMax = 64 * kMiB;
 // The most chunks of one pull: 16 TiB at the default chunk of 1 MiB, so a count that is larger is
 // an error.
 inline constexpr uint64_t kPullChunksMax = 1ull << 24;

@@ -31,10 +31,9 @@ struct Grant {
 
 inline constexpr size_t kGrantKeyBytes = 32;
 
-// A piece of memory to read: the bytes, and for sendfile the file they are mapped from (or -1).
+// A piece of memory to read.
 struct Region {
   std::span<const std::byte> bytes;
-  int fd = -1;
 };
 
 // What came of one chunk of a pull.
@@ -106,8 +105,6 @@ class Exporter {
   virtual Grant Export(Region region, Deadline expiry, std::function<void()> on_ended) = 0;
   // Starts to end a grant; reads under it get kStale. An ended grant is ignored.
   virtual void Revoke(GrantId id) = 0;
-  // Bytes of all regions that were given to readers so far, for status.
-  virtual uint64_t BytesServed() const = 0;
 };
 
 }  // namespace backstay::transport

@@ -26,7 +26,6 @@ class ServedRegion {
 
   GrantId id() const { return id_; }
   const std::string& key() const { return key_; }
-  uint64_t size_bytes() const { return region_.bytes.size(); }
   bool Contains(uint64_t offset_bytes, uint64_t size_bytes) const;
 
   // May the caller touch the region now? After a yes, nobody is told that the grant has ended

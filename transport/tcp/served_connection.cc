@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "transport/tcp/grant_proof.h"
 
 namespace backstay::transport {
@@ -45,7 +46,13 @@ ServedConnection::ServedConnection(UniqueFd fd, std::string peer_address,
       peer_address_(std::move(peer_address)),
       context_(context),
       random_(random),
+      accepted_at_(now),
       last_progress_(now) {}
+
+Instant ServedConnection::closes_at() const {
+  if (!greeted_) return accepted_at_ + kHelloTimeout;
+  return last_progress_ + (wants_output() ? kReaderStallTimeout : kConnectionIdleTimeout);
+}
 
 bool ServedConnection::wants_input() const {
   return !closing_ && reads_.size() < kReadsQueuedMax &&
@@ -118,6 +125,10 @@ Status ServedConnection::Judge(const HelloFrame& hello) const {
     return Unavailable("the reader speaks version " + std::to_string(hello.version) +
                        " of the data plane, this node version " +
                        std::to_string(kDataPlaneVersion));
+  }
+  // It becomes a figure of its own, in messages and in metrics.
+  if (hello.reader.node.empty() || !IsPrintableAscii(hello.reader.node.value)) {
+    return InvalidArgument("the reader's node id is empty, or not printable ASCII");
   }
   if (hello.store != context_->store) {
     return PermissionDenied("the reader belongs to another cluster (another store id)");

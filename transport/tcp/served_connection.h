@@ -19,6 +19,15 @@
 
 namespace backstay::transport {
 
+// A connection that has not said hello for this long after it was accepted is closed, whatever else
+// it has sent.
+inline constexpr Duration kHelloTimeout = std::chrono::seconds(10);
+// A reader that takes no byte of what it asked for is closed after this; nobody waits for it but
+// its own lane.
+inline constexpr Duration kReaderStallTimeout = std::chrono::seconds(30);
+// A connection without requests. Longer than the readers' kLaneIdleTimeout, so that the reader, who
+// can choose a moment without a request under way, closes first.
+inline constexpr Duration kConnectionIdleTimeout = std::chrono::minutes(5);
 // Reads that one connection may have waiting; more stay in the socket until some are answered.
 inline constexpr size_t kReadsQueuedMax = 32;
 // Grants proven on one connection before those that have ended are looked for and forgotten, and
@@ -47,6 +56,15 @@ struct ServeContext {
   GrantTable* grants = nullptr;
   std::function<void(const NodeId& reader, uint64_t bytes)> on_served;
   std::function<void(StatusCode code)> on_refused;  // A hello or a proof that was not accepted.
+};
+
+// What is being sent for one read.
+struct ServedPayload {
+  ReadFrame read;
+  std::shared_ptr<ServedRegion> region;
+  uint32_t sent_bytes = 0;
+  uint32_t valid_bytes = 0;  // Of those sent, from the region.
+  bool padding = false;      // The grant ended: the rest does not come from the region.
 };
 
 // The owner's end of one lane: answers hellos, proofs and reads.
@@ -80,21 +98,14 @@ class ServedConnection {
   // Should Send() be called when there is room?
   bool wants_output() const;
 
-  bool greeted() const { return greeted_; }
-  Instant last_progress() const { return last_progress_; }
+  // When to close it if nothing happens until then.
+  Instant closes_at() const;
 
  private:
   struct QueuedRead {
     ReadFrame frame;
     std::shared_ptr<ServedRegion> region;  // Null: `refusal` says why.
     StatusCode refusal = StatusCode::kOk;
-  };
-  struct Payload {
-    ReadFrame read;
-    std::shared_ptr<ServedRegion> region;
-    uint32_t sent_bytes = 0;
-    uint32_t valid_bytes = 0;  // Of those sent, from the region.
-    bool padding = false;      // The grant ended: the rest does not come from the region.
   };
 
   Status HandleFrames();
@@ -118,6 +129,7 @@ class ServedConnection {
   const std::string peer_address_;
   const ServeContext* const context_;
   Random* const random_;
+  const Instant accepted_at_;
 
   bool greeted_ = false;
   bool closing_ = false;  // The refusal is on its way out; nothing is taken in.
@@ -134,7 +146,7 @@ class ServedConnection {
 
   std::deque<QueuedRead> reads_;
   std::string before_payload_;  // Goes out first.
-  std::optional<Payload> payload_;
+  std::optional<ServedPayload> payload_;
   std::string after_payload_;  // Goes out when the payload has.
   Instant last_progress_;
 };

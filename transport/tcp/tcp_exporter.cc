@@ -101,11 +101,6 @@ void TcpExporter::ForgetExpiry(GrantId id) {
   expiry_timers_.erase(timer);
 }
 
-uint64_t TcpExporter::BytesServed() const {
-  const std::lock_guard lock(stats_mutex_);
-  return bytes_served_;
-}
-
 TcpExporterStats TcpExporter::Stats() const {
   const std::lock_guard lock(stats_mutex_);
   TcpExporterStats stats = stats_;
@@ -115,7 +110,6 @@ TcpExporterStats TcpExporter::Stats() const {
 
 void TcpExporter::CountServed(const NodeId& reader, uint64_t bytes) {
   const std::lock_guard lock(stats_mutex_);
-  bytes_served_ += bytes;
   auto& by_reader = stats_.bytes_served;
   const bool counted = by_reader.contains(reader) || by_reader.size() < kReadersCountedMax;
   by_reader[counted ? reader : NodeId()] += bytes;
@@ -123,12 +117,17 @@ void TcpExporter::CountServed(const NodeId& reader, uint64_t bytes) {
 
 void TcpExporter::AcceptConnections() {
   while (true) {
-    Result<std::optional<Accepted>> accepted = Accept(listener_.get());
+    Result<std::optional<Accepted>> accepted = options_.accept(listener_.get());
     if (!accepted.ok()) {
-      Log(LogLevel::kWarning, "cannot accept data connections for the moment",
-          {{"address", address_}, {"why", accepted.status().message()}});
+      if (!std::exchange(accepting_fails_, true)) {
+        Log(LogLevel::kWarning, "cannot accept data connections for the moment",
+            {{"address", address_}, {"why", accepted.status().message()}});
+      }
       PauseAccepting();
       return;
+    }
+    if (std::exchange(accepting_fails_, false)) {
+      Log(LogLevel::kInfo, "accepts data connections again", {{"address", address_}});
     }
     if (!accepted->has_value()) return;
     {
@@ -159,7 +158,7 @@ void TcpExporter::Adopt(Server* server, UniqueFd fd, const std::string& peer_add
   // Without these two it only runs slower, so a kernel that refuses is not worth an error.
   (void)SetNoDelay(number);
   if (options_.send_buffer_bytes > 0) {
-    // Not SetBufferBytes(): the receiving side, a few requests, stays as the kernel has it.
+    // The receiving side, a few requests, stays as the kernel has it.
     const int bytes = static_cast<int>(options_.send_buffer_bytes);
     setsockopt(number, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
   }
@@ -202,11 +201,7 @@ void TcpExporter::Sweep(Server* server) {
   const Instant now = server->loop.Now();
   std::vector<int> silent;
   for (const auto& [fd, connection] : server->connections) {
-    const Duration silence = now - connection->last_progress();
-    const Duration limit = !connection->greeted()       ? kHelloTimeout
-                           : connection->wants_output() ? kReaderStallTimeout
-                                                        : kConnectionIdleTimeout;
-    if (silence > limit) silent.push_back(fd);
+    if (now >= connection->closes_at()) silent.push_back(fd);
   }
   for (const int fd : silent) Close(server, fd);
   server->loop.RunAfter(kSweepInterval, [this, server] { Sweep(server); });

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "base/executor.h"
 #include "base/ids.h"
 #include "base/random.h"
+#include "base/socket.h"
 #include "base/status.h"
 #include "base/units.h"
 #include "transport/tcp/grant_table.h"
@@ -21,21 +23,13 @@
 
 namespace backstay::transport {
 
-// A connection that has not said hello for this long is closed.
-inline constexpr Duration kHelloTimeout = std::chrono::seconds(10);
-// A reader that takes no byte of what it asked for is closed after this; nobody waits for it but
-// its own lane.
-inline constexpr Duration kReaderStallTimeout = std::chrono::seconds(30);
-// A connection without requests. Longer than the readers' kLaneIdleTimeout, so that the reader, who
-// can choose a moment without a request under way, closes first.
-inline constexpr Duration kConnectionIdleTimeout = std::chrono::minutes(5);
 // Readers that are counted by name; the rest are counted together, under an empty name.
 inline constexpr size_t kReadersCountedMax = 1024;
 
 // Asked for in the kernel, which doubles it, for each lane. Small enough that what is copied into
 // the socket is still in the shared cache when the reader copies it out: bench/pull_bench takes
 // 0.28 CPU seconds per GB with it, and 0.32 to 0.38 with 1 MiB or the kernel's own choice. Two
-// lanes still cover 0.3 ms of round trip at 5 GB/s.
+// lanes still cover 0.3 ms of round trip at 5 GB/s. Less where net.core.wmem_max is less.
 inline constexpr uint32_t kSendBufferBytes = 384 * kKiB;
 
 struct TcpExporterOptions {
@@ -45,7 +39,9 @@ struct TcpExporterOptions {
   std::string advertised_host;                 // As peers reach it; empty: the listening address.
   uint32_t serving_thread_count = 2;           // Lanes are spread over them.
   uint32_t connection_count_max = 1024;        // More are closed at once.
-  uint32_t send_buffer_bytes = 0;              // 0: as the kernel thinks best.
+  uint32_t send_buffer_bytes = kSendBufferBytes;  // 0: as the kernel thinks best.
+  // Of base/socket.h, for tests that let it fail as it does in a process without descriptors.
+  std::function<Result<std::optional<Accepted>>(int listener_fd)> accept = Accept;
 };
 
 struct TcpExporterStats {
@@ -73,7 +69,6 @@ class TcpExporter : public Exporter {
 
   Grant Export(Region region, Deadline expiry, std::function<void()> on_ended) override;
   void Revoke(GrantId id) override;
-  uint64_t BytesServed() const override;
 
   // Where peers connect to: "host:port".
   const std::string& address() const { return address_; }
@@ -112,11 +107,11 @@ class TcpExporter : public Exporter {
   ServeContext context_;
   UniqueFd listener_;
   std::vector<std::unique_ptr<Server>> servers_;
-  size_t next_server_ = 0;  // Of the first serving thread.
+  size_t next_server_ = 0;        // Of the first serving thread, as is:
+  bool accepting_fails_ = false;  // Said once, until it works again.
 
   mutable std::mutex stats_mutex_;  // Guards what follows.
   TcpExporterStats stats_;
-  uint64_t bytes_served_ = 0;
 
   Lifetime lifetime_;
 };

@@ -19,7 +19,6 @@ class SimExporter : public transport::Exporter {
   transport::Grant Export(transport::Region region, Deadline expiry,
                           std::function<void()> on_ended) override;
   void Revoke(transport::GrantId id) override;
-  uint64_t BytesServed() const override { return bytes_served_; }
 
   // What a reader's proof and range would be answered.
   Status Check(const transport::Grant& grant, uint64_t offset_bytes, uint64_t size_bytes) const;
@@ -43,7 +42,6 @@ class SimExporter : public transport::Exporter {
   const NodeInstance node_;
   transport::GrantId last_id_ = 0;
   std::map<transport::GrantId, Granted> grants_;
-  uint64_t bytes_served_ = 0;
   Lifetime lifetime_;
 };
 

@@ -126,7 +126,6 @@ TEST(Tcp, ConnectsAndAccepts) {
     EXPECT_TRUE(IsCloseOnExec(fd));
     EXPECT_NE(fcntl(fd, F_GETFL) & O_NONBLOCK, 0);
   }
-  EXPECT_TRUE(SetBufferBytes(client->get(), 1 << 20, 1 << 20).ok());
 }
 
 TEST(Tcp, ErrorsNameTheAddress) {

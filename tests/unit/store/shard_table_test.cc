@@ -107,16 +107,6 @@ TEST_F(TableTest, RefusedBeginTakesNoSlotAndNoName) {
   EXPECT_TRUE(Begin(Name(20), own).ok());
 }
 
-TEST_F(TableTest, DeadClientsUnsealedShardsAreFound) {
-  const ReservationId own = Reserved(Purpose::kOwn, kSize, 2);
-  Save(Name(10), own, kSize);
-  ASSERT_TRUE(Begin(Name(20), own).ok());
-  const std::vector<const Shard*> unsealed = table_.UnsealedOf(kAlice);
-  ASSERT_EQ(unsealed.size(), 1u);
-  EXPECT_EQ(unsealed[0]->name, Name(20));
-  EXPECT_TRUE(table_.UnsealedOf(kBob).empty());
-}
-
 class ReceiveTest : public TableTest {
  protected:
   // A peer's sealed shard, made in a second table.

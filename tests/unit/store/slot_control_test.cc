@@ -41,13 +41,10 @@ TEST(SlotGeometry, LaysOutThePage) {
 TEST_F(SlotControl, PublishedChunksAreSeenWithTheirChecksums) {
   const SlotControlView view(page(), kGeometry);
   ASSERT_TRUE(view.Validate().ok());
-  EXPECT_EQ(view.ReadyPrefix(11), 0u);
   writer_.Publish(1, {5, 6});
-  EXPECT_EQ(view.ReadyPrefix(11), 0u);
-  writer_.Publish(0, {7, 8});
-  EXPECT_EQ(view.ReadyPrefix(11), 2u);
-  EXPECT_EQ(view.ReadyPrefix(1), 1u);
+  EXPECT_FALSE(view.IsReady(0));
   EXPECT_TRUE(view.IsReady(1));
+  EXPECT_FALSE(view.IsReady(2));
   EXPECT_EQ(view.Checksum(1), (Hash128{5, 6}));
   writer_.PublishFailed(10);
   EXPECT_EQ(view.State(10), ChunkState::kChunkFailed);

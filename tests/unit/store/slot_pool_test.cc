@@ -96,9 +96,7 @@ TEST_F(PoolTest, MachineOutOfMemoryFailsTheReservationAndLeavesNothing) {
   EXPECT_EQ(Reserve(Request(Purpose::kOwn, kMiB, 3)).status().code(), StatusCode::kNoSpace);
   EXPECT_EQ(pool_.Stats().reserved_bytes, 0u);
   EXPECT_EQ(pool_.Stats().spare_bytes, pool_.Stats().memory_bytes);
-  EXPECT_EQ(pool_.FreeSpares(), 2 * Footprint(kMiB));
-  executor_.RunUntilIdle();
-  EXPECT_EQ(factory_.live_bytes(), 0u);
+  EXPECT_EQ(pool_.Stats().memory_bytes, 2 * Footprint(kMiB));
 }
 
 TEST_F(PoolTest, FullWorkersFailTheReservation) {
@@ -266,6 +264,70 @@ TEST_F(PoolTest, ShortReservationIsFilledWhenMemoryComesBack) {
   EXPECT_EQ(factory_.created_count(), 1u);
 }
 
+// Method: the budget is full, the job's reservation is short, and the slot that becomes free has
+//         another size and no reservation: making the missing slot evicts it while it is looked at.
+TEST_F(PoolTest, ASlotThatBecomesFreeMayGiveWayAtOnceToAShortReservation) {
+  budget_.Set(Footprint(kMiB) + Footprint(2 * kMiB));
+  const ReservationId fetched = *Reserve(Request(Purpose::kFetch, 2 * kMiB, 1, "other"));
+  const SlotId dropped = pool_.Acquire(fetched, std::nullopt)->id;
+  pool_.Seal(dropped);
+  pool_.Release(fetched);
+  const ReservationId id = *Reserve(Request(Purpose::kOwn, kMiB, 1));
+  pool_.GiveUp(pool_.Acquire(id, kAlice)->id);
+  pool_.DisownClient(id, kAlice);
+  executor_.RunUntilIdle();
+  ASSERT_FALSE(pool_.HasFreeSlot(id, kBob));
+
+  pool_.GiveUp(dropped);
+  executor_.RunUntilIdle();
+  EXPECT_TRUE(pool_.HasFreeSlot(id, kBob));
+  EXPECT_EQ(pool_.Stats().slot_count, 2u) << "the new one, and Alice's";
+  EXPECT_EQ(pool_.Stats().spare_bytes, 0u);
+  EXPECT_LE(pool_.Stats().memory_bytes, pool_.Stats().budget_bytes);
+}
+
+// As above, of the same reservation: its slot is too small since a resize.
+TEST_F(PoolTest, ASlotThatIsTooSmallMayGiveWayAtOnceToItsReplacement) {
+  budget_.Set(Footprint(2 * kMiB));
+  const ReservationId id = *Reserve(Request(Purpose::kHeld, kMiB, 1));
+  const SlotId small = pool_.Acquire(id, std::nullopt)->id;
+  pool_.Seal(small);
+  ASSERT_TRUE(Resize(id, 2 * kMiB, 1).ok());
+  std::vector<ReservationId> told;
+  pool_.OnSlotFree([&](ReservationId free) { told.push_back(free); });
+  executor_.RunUntilIdle();
+
+  pool_.GiveUp(small);
+  EXPECT_FALSE(pool_.HasFreeSlot(id, std::nullopt)) << "the larger one is still being made";
+  executor_.RunUntilIdle();
+  EXPECT_EQ(told, std::vector<ReservationId>{id});
+  const Result<AcquiredSlot> grown = pool_.Acquire(id, std::nullopt);
+  ASSERT_TRUE(grown.ok()) << grown.status();
+  EXPECT_EQ(grown->memory->geometry().size_bytes, 2 * kMiB);
+  EXPECT_EQ(pool_.Stats().slot_count, 1u);
+}
+
+// That Alice has unmapped a slot says nothing of who maps it after her.
+TEST_F(PoolTest, ASlotThatItsFormerClientUnmappedIsQuarantinedForTheNextOne) {
+  const ReservationId first = *Reserve(Request(Purpose::kOwn, kMiB, 1));
+  const SlotId slot = pool_.Acquire(first, kAlice)->id;
+  pool_.Seal(slot);
+  pool_.Release(first);
+  ASSERT_TRUE(pool_.ClientUnmapped(kAlice, slot).ok());
+  pool_.ClientExited(kAlice);
+  pool_.GiveUp(slot);
+  executor_.RunUntilIdle();
+
+  const ReservationId second = *Reserve(Request(Purpose::kOwn, kMiB, 1));
+  ASSERT_EQ(pool_.Acquire(second, kBob)->id, slot);
+  pool_.DisownClient(second, kBob);
+  pool_.GiveUp(slot);
+  executor_.RunUntilIdle();
+  EXPECT_EQ(pool_.Stats().quarantined_bytes, Footprint(kMiB)) << "Bob has it mapped";
+  EXPECT_TRUE(pool_.ClientUnmapped(kBob, slot).ok());
+  EXPECT_EQ(pool_.Stats().quarantined_bytes, 0u);
+}
+
 TEST_F(PoolTest, ReplacedReservationReusesTouchedMemory) {
   const ReservationId first = *Reserve(Request(Purpose::kHeld, kMiB, 3));
   pool_.Release(first);
@@ -283,6 +345,35 @@ TEST_F(PoolTest, SparesOfAnotherSizeAreEvictedFirst) {
   ASSERT_TRUE(Reserve(Request(Purpose::kHeld, kMiB, 4)).ok());
   EXPECT_LE(factory_.live_bytes(), 6 * kMiB);
   EXPECT_LE(pool_.Stats().memory_bytes, pool_.Stats().budget_bytes);
+}
+
+TEST_F(PoolTest, ASpareThatNobodyWantsGoesBackToTheSystem) {
+  pool_.Release(*Reserve(Request(Purpose::kHeld, kMiB, 3)));
+  const ReservationId kept = *Reserve(Request(Purpose::kHeld, 2 * kMiB, 1));
+  executor_.RunFor(kSpareKeptDuration / 2);
+  EXPECT_EQ(pool_.Stats().spare_bytes, 3 * Footprint(kMiB));
+  // One is wanted for a while: its time begins anew.
+  pool_.Release(*Reserve(Request(Purpose::kHeld, kMiB, 1)));
+  executor_.RunFor(kSpareKeptDuration / 2 + 2 * kSpareLookInterval);
+  EXPECT_EQ(pool_.Stats().spare_bytes, Footprint(kMiB));
+  executor_.RunFor(kSpareKeptDuration);
+  EXPECT_EQ(pool_.Stats().spare_bytes, 0u);
+  EXPECT_EQ(factory_.live_bytes(), 2 * kMiB);
+  EXPECT_TRUE(pool_.HasFreeSlot(kept, std::nullopt)) << "promised memory is no spare";
+}
+
+TEST_F(PoolTest, SparesGoBackWhenTheBudgetShrinks) {
+  budget_.Set(6 * Footprint(kMiB));
+  const ReservationId kept = *Reserve(Request(Purpose::kHeld, kMiB, 2));
+  pool_.Release(*Reserve(Request(Purpose::kHeld, kMiB, 3, "other")));
+  budget_.Set(3 * Footprint(kMiB));
+  executor_.RunFor(kSpareLookInterval);
+  EXPECT_EQ(pool_.Stats().memory_bytes, 3 * Footprint(kMiB)) << "no more than it must";
+  budget_.Set(Footprint(kMiB));
+  executor_.RunFor(kSpareLookInterval);
+  EXPECT_EQ(pool_.Stats().memory_bytes, 2 * Footprint(kMiB)) << "nothing of what is promised";
+  EXPECT_EQ(factory_.live_bytes(), 2 * kMiB);
+  EXPECT_TRUE(pool_.HasFreeSlot(kept, std::nullopt));
 }
 
 TEST_F(PoolTest, SlotsInUseOutliveTheirReservation) {

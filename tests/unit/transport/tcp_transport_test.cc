@@ -188,6 +188,23 @@ TEST_F(TcpTransport, AnotherVersionIsAnsweredWithOurs) {
   EXPECT_TRUE(peer.AtEnd());
 }
 
+// Its name goes into figures, messages and metrics.
+TEST_F(TcpTransport, AReaderWithoutAPrintableNameIsRefused) {
+  StartExporter();
+  uint64_t refused_count = 0;
+  for (const char* const name : {"", "two\nlines", "caf\xc3\xa9", "\xff"}) {
+    RawPeer peer = RawPeer::ConnectTo(exporter_->address());
+    HelloFrame hello = Hello();
+    hello.reader.node = NodeId(name);
+    ASSERT_TRUE(peer.Send(hello));
+    const auto reply = peer.ReceiveA<HelloReplyFrame>();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->status, StatusCode::kInvalidArgument) << reply->refusal;
+    EXPECT_TRUE(peer.AtEnd());
+    EXPECT_EQ(exporter_->Stats().readers_refused, ++refused_count);
+  }
+}
+
 TEST_F(TcpTransport, BytesThatAreNoFrameEndTheConnectionOnly) {
   StartExporter();
   StartPuller();

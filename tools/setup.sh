@@ -12,8 +12,8 @@ usage() {
 packages=(
   g++ cmake ninja-build ccache lld pkg-config git ca-certificates python3
   protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libprotozero-dev libsqlite3-dev libxxhash-dev libssl-dev
-  libspdlog-dev libcli11-dev prometheus-cpp-dev libtomlplusplus-dev nlohmann-json3-dev libsystemd-dev
-  libgloo-dev libgtest-dev libgmock-dev libbenchmark-dev iperf3 iproute2 procps
+  libspdlog-dev libcli11-dev prometheus-cpp-dev nlohmann-json3-dev libsystemd-dev
+  libgloo-dev libgtest-dev libgmock-dev iperf3
 )
 
 check_only=no

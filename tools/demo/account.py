@@ -80,9 +80,6 @@ class Account:
         return [e for e in self._why["timeline"] if e["what"] in kinds
                 and ("committed" in kinds or e["unix_ms"] >= self._fault.killed_unix_ms)]
 
-    def _after(self, since, unix_ms):
-        return unix_ms - self._fault.killed_unix_ms
-
     def _add_trainers(self):
         training, killed = self._training, self._fault.killed_unix_ms
         seen = training.first_after(killed, "fault_seen")
@@ -90,7 +87,7 @@ class Account:
             member, event = seen[0]
             text = f"fault seen by rank {member.rank}: {GLOO_PLACE.sub('', event['message'])}"
             if len(seen) > 1:
-                text += f" (by {ranks(m for m, _ in seen)} within {self._after(killed, seen[-1][1]['unix_ms'])} ms)"
+                text += f" (by {ranks(m for m, _ in seen)} within {seen[-1][1]['unix_ms'] - killed} ms)"
             self._add(event["unix_ms"], text)
         for member, event in training.first_after(killed, "service_lost"):
             if self._o.kill == "service":
@@ -148,7 +145,7 @@ class Account:
         text = (f"fenced: nothing of generation {first['generation']} is saved any more, by rank"
                 f"{'' if len(who) == 1 else 's'} {name_list(map(str, who))}")
         if len(who) > 1:
-            text += f" (all within {self._after(first['unix_ms'], last['unix_ms'])} ms)"
+            text += f" (all within {last['unix_ms'] - first['unix_ms']} ms)"
         self._add(first["unix_ms"], text)
 
     def _add_repair(self):

@@ -105,6 +105,12 @@ class Fault:
             if code not in expected and member not in self.victims:
                 raise DemoError(f"rank {member.rank} on {member.place} ended: {member.last_words()}")
 
+    def check_happened(self):
+        """Raises DemoError when the run has ended without the fault that was asked for: it has shown nothing."""
+        if self._o.kill != "none" and not self.happened:
+            raise DemoError(f"the run ended before its {KILL_AFTER_COMMITS + 1}. save began, so nobody was killed: "
+                            f"were there {KILL_AFTER_COMMITS} commits?")
+
     def beyond_policy(self):
         """A plain statement when more was killed than the policy promises to survive; else None."""
         lost, promised = self._o.nodes_killed, self._o.replicas

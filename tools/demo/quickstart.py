@@ -37,7 +37,7 @@ class Demo:
         self.cluster = Cluster(o.bin, directory, o.nodes, options.memory_budget_mib(o))
         self.fault = Fault(o, self.cluster)
         self.training = None
-        self.keeping = False
+        self.exit_code = None  # Known once the story is told; --keep goes on from there.
 
     def start_services(self):
         o, nodes = self.o, self.cluster.nodes
@@ -133,7 +133,6 @@ The services stay up until you press Ctrl-C. To look at them:
   {cli} why {JOB} --timeline
   {cli} ls {JOB}
 Logs and events are in {self.directory}, which goes with them.""")
-        self.keeping = True
         signal.pause()
 
     def stop(self):
@@ -157,14 +156,19 @@ def act(demo):
             raise
         say(f"\n{error}\n\nBEYOND THE POLICY: {statement}\n"
             "No rank trained on: a part of the state is not taken for the whole.")
-        return 0
+        return end(demo, 0)
+    demo.fault.check_happened()
     why = demo.wait_protected()
     for line in Account(o, demo.fault, demo.training, why).lines():
         say(line)
-    equal = demo.prove()
-    if o.keep:
+    return end(demo, 0 if demo.prove() else 1)
+
+
+def end(demo, exit_code):
+    demo.exit_code = exit_code
+    if demo.o.keep:
         demo.keep()
-    return 0 if equal else 1
+    return exit_code
 
 
 class Interrupted(BaseException):
@@ -208,7 +212,8 @@ def main():
         if sys.stdout.isatty():
             progress.clear()
         print("stopping", file=sys.stderr)
-        return 0 if demo is not None and demo.keeping else 128 + signalled.args[0]
+        told = demo is not None and demo.exit_code is not None
+        return demo.exit_code if told else 128 + signalled.args[0]
     finally:
         ignore_signals()
         if demo is not None:

@@ -38,8 +38,11 @@ void TrainerSession::Answer(StatusCompletion done, Status status) {
 Result<Node::JobHost*> TrainerSession::Host(const JobName& job) const {
   Node::JobHost* host = node_.Host(job);
   if (host == nullptr) {
-    return Unavailable("this node is not a member of its cluster yet: " +
-                       node_.MembershipStatus().message());
+    const Status member = node_.MembershipStatus();
+    if (member.ok()) {
+      return Unavailable("this node serves " + std::to_string(Node::kJobsMax) + " jobs already");
+    }
+    return Unavailable("this node is not a member of its cluster yet: " + member.message());
   }
   return host;
 }

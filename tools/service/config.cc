@@ -21,6 +21,9 @@ namespace {
 const CLI::AsSizeValue kByteSize(false);
 
 constexpr Duration kLeaseTtlMin = std::chrono::milliseconds(300);
+// A leader looks at open saves about once a second; one day is beyond any save.
+constexpr Duration kSaveDeadlineMin = std::chrono::seconds(1);
+constexpr Duration kSaveDeadlineMax = std::chrono::hours(24);
 
 // What a service says about itself has to fit its record in the metadata store, whose limits are
 // invariants there: CheckNodeRecord().
@@ -39,7 +42,12 @@ std::string HostName() {
 void AddMilliseconds(CLI::App& app, const std::string& flag, Duration& value,
                      const std::string& help) {
   app.add_option_function<uint64_t>(
-         flag, [&value](const uint64_t& ms) { value = std::chrono::milliseconds(ms); }, help)
+         flag,
+         [&value](const uint64_t& ms) {
+           constexpr uint64_t kMsMax = Duration::max() / std::chrono::milliseconds(1);
+           value = std::chrono::milliseconds(std::min(ms, kMsMax));
+         },
+         help)
       ->default_str(std::to_string(ToMillis(value)));
 }
 
@@ -162,7 +170,13 @@ Status CheckAddress(const ServiceConfig& config, const std::string& flag,
   }
   const bool loopback = std::all_of(resolved->begin(), resolved->end(),
                                     [](const SocketAddress& a) { return a.IsLoopback(); });
-  if (loopback || config.insecure || !config.tls_ca.empty()) return Status::Ok();
+  if (loopback || config.insecure) return Status::Ok();
+  if (flag == "metrics-address") {
+    return PermissionDenied("--" + flag + " " + address +
+                            " can be reached by other machines, and metrics are never encrypted: "
+                            "keep it on loopback, or spell out --insecure");
+  }
+  if (!config.tls_ca.empty()) return Status::Ok();
   return PermissionDenied(
       "--" + flag + " " + address +
       " can be reached by other machines: set --tls-ca, --tls-certificate and --tls-key, or "
@@ -193,7 +207,12 @@ Status ValidateServiceConfig(const ServiceConfig& c) {
   if (!IsChunkSize(c.chunk_bytes)) {
     return InvalidArgument("--chunk: a power of two from 4KiB to 64MiB");
   }
-  if (c.lease_ttl < kLeaseTtlMin) return InvalidArgument("--lease-ttl-ms: at least 300");
+  if (c.lease_ttl < kLeaseTtlMin || c.lease_ttl > replication::kLeaseTtlMax) {
+    return InvalidArgument("--lease-ttl-ms: 300 to 3600000");
+  }
+  if (c.save_deadline < kSaveDeadlineMin || c.save_deadline > kSaveDeadlineMax) {
+    return InvalidArgument("--save-deadline-ms: 1000 to 86400000");
+  }
   if (c.lanes < 1 || c.lanes > 16) return InvalidArgument("--lanes: 1 to 16");
   return Status::Ok();
 }
@@ -215,7 +234,13 @@ Result<ConfigOrText> ParseServiceConfig(const std::vector<std::string>& argument
   } catch (const CLI::CallForVersion& version) {
     return ConfigOrText(std::string(version.what()) + "\n");
   } catch (const CLI::ConfigError& error) {
-    const std::string text = error.what();  // "INI was not able to parse KEY"
+    const std::string text = error.what();
+    // "INI was not able to parse KEY", "KEY: This option is not allowed in a configuration file"
+    const size_t colon = text.find(": ");
+    if (colon != std::string::npos) {
+      return InvalidArgument("the key '" + text.substr(0, colon) +
+                             "' is a flag only, and cannot be in the config file");
+    }
     return UnknownName(app, "key in the config file", text.substr(text.rfind(' ') + 1));
   } catch (const CLI::ExtrasError& error) {
     const std::vector<std::string> extras = app.remaining();

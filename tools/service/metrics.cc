@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tools/cli/names.h"
+
 namespace backstay::tools {
 
 using replication::wire::NodeStatusReply;
@@ -77,8 +79,9 @@ Result<std::unique_ptr<Metrics>> Metrics::Listen(const std::string& address,
       f.Family("backstay_peer_read_bytes", "Bytes read from a peer since the service started");
   f.peer_served =
       f.Family("backstay_peer_served_bytes", "Bytes served to a peer since the service started");
-  f.peer_failures =
-      f.Family("backstay_peer_failures", "Failed transfers from a peer since the service started");
+  f.peer_failures = f.Family("backstay_peer_failures",
+                             "Connections to a peer that could not be made, or broke while read, "
+                             "since the service started");
   f.shards = f.Family("backstay_shards",
                       "Complete shards in memory, by job and whether they are committed");
   f.trainers = f.Family("backstay_trainers", "Live trainer processes of a job on this node");
@@ -115,6 +118,8 @@ void Metrics::UpdateJobs(const NodeStatusReply& status) {
   f.series_of_job.clear();
   for (const auto& job : status.jobs()) {
     std::vector<Figures::Series>& series = f.series_of_job[job.job()];
+    // `job` is Prometheus's own label, and one value that is not UTF-8 makes it refuse the page.
+    const std::string name = ShowName(job.job());
     const auto set = [&](Figures::GaugeFamily* family, const prometheus::Labels& labels,
                          double value) {
       prometheus::Gauge& gauge = family->Add(labels);
@@ -123,11 +128,11 @@ void Metrics::UpdateJobs(const NodeStatusReply& status) {
     };
     double committed = 0;
     for (const auto& shard : job.shards()) committed += shard.committed() ? 1 : 0;
-    set(f.shards, {{"job", job.job()}, {"committed", "yes"}}, committed);
-    set(f.shards, {{"job", job.job()}, {"committed", "no"}},
+    set(f.shards, {{"training_job", name}, {"committed", "yes"}}, committed);
+    set(f.shards, {{"training_job", name}, {"committed", "no"}},
         static_cast<double>(job.shards_size()) - committed);
-    set(f.trainers, {{"job", job.job()}}, static_cast<double>(job.trainers()));
-    set(f.generation, {{"job", job.job()}}, static_cast<double>(job.generation()));
+    set(f.trainers, {{"training_job", name}}, static_cast<double>(job.trainers()));
+    set(f.generation, {{"training_job", name}}, static_cast<double>(job.generation()));
     known.erase(job.job());
   }
   for (const auto& [job, forgotten] : known) {

@@ -34,6 +34,7 @@ struct Reached {
   uint64_t cut_messages = 0;
   uint64_t corrupted_chunks = 0;
   uint64_t stale_pulls = 0;
+  uint64_t stalled_pulls = 0;
   uint64_t kills_while_restoring = 0;
 };
 Reached g_reached;
@@ -46,9 +47,11 @@ enum class Fault {
   kMetadataDown,
   kLeaderKilled,
   kDamage,
-  kKillTwice
+  kKillTwice,
+  kStall,
+  kSlow,
+  kCount,
 };
-constexpr uint64_t kFaultCount = 8;
 
 ClusterOptions OptionsOf(Random& random) {
   ClusterOptions options;
@@ -128,7 +131,7 @@ class Scenario {
   }
 
   void OneFault() {
-    switch (static_cast<Fault>(random_.Next() % kFaultCount)) {
+    switch (static_cast<Fault>(random_.Next() % static_cast<uint64_t>(Fault::kCount))) {
       case Fault::kKillNode:
         Lose(NodeWithTrainer());
         break;
@@ -163,6 +166,20 @@ class Scenario {
         break;
       case Fault::kKillTwice:
         KillTwice();
+        break;
+      case Fault::kStall: {
+        const NodeId node = cluster_.id(NodeWithTrainer());
+        cluster_.data().SetStalled(node, true);
+        cluster_.RunFor(std::chrono::milliseconds(random_.Next() % 12'000));
+        cluster_.data().SetStalled(node, false);
+        break;
+      }
+      case Fault::kSlow:
+        // For the rest of the run: 10 Gbit/s and less.
+        cluster_.data().SetSlowdown(cluster_.id(NodeWithTrainer()),
+                                    static_cast<uint32_t>(8 + random_.Next() % 10'000));
+        break;
+      case Fault::kCount:
         break;
     }
     Recover();
@@ -213,6 +230,7 @@ class Scenario {
     g_reached.cut_messages += cluster_.control().counters().cut;
     g_reached.corrupted_chunks += cluster_.data().counters().chunks_corrupted;
     g_reached.stale_pulls += cluster_.data().counters().pulls_stale;
+    g_reached.stalled_pulls += cluster_.data().counters().pulls_stalled;
   }
 
   SeededRandom random_;
@@ -250,7 +268,8 @@ TEST(Cluster, SurvivesWhatThePolicyPromises) {
             << " leader changes, " << g_reached.dropped_messages << " messages lost, "
             << g_reached.duplicated_messages << " repeated, " << g_reached.cut_messages << " cut, "
             << g_reached.corrupted_chunks << " chunks corrupted, " << g_reached.stale_pulls
-            << " stale pulls, " << g_reached.kills_while_restoring << " kills while restoring\n";
+            << " stale pulls, " << g_reached.stalled_pulls << " stalled, "
+            << g_reached.kills_while_restoring << " kills while restoring\n";
   // A rare branch that never ran was not tested.
   EXPECT_GT(g_reached.above_floor, 0u);
   EXPECT_GT(g_reached.leader_changes, 0u);
@@ -258,6 +277,8 @@ TEST(Cluster, SurvivesWhatThePolicyPromises) {
   EXPECT_GT(g_reached.duplicated_messages, 0u);
   EXPECT_GT(g_reached.cut_messages, 0u);
   EXPECT_GT(g_reached.corrupted_chunks, 0u);
+  EXPECT_GT(g_reached.stale_pulls, 0u);
+  EXPECT_GT(g_reached.stalled_pulls, 0u);
   EXPECT_GT(g_reached.kills_while_restoring, 0u);
 }
 

@@ -123,22 +123,13 @@ bool SimCluster::RunUntil(const std::function<bool()>& predicate, Duration limit
 
 // ---- Faults ------------------------------------------------------------------------------------
 void SimCluster::KillNode(size_t node) {
-  for (size_t rank = 0; rank < members_.size(); ++rank) {
-    if (members_[rank].node == node) members_[rank].trainer.reset();
-  }
-  std::erase_if(zombies_, [&](const auto& zombie) { return zombie->plan().token.empty(); });
-  KillService(node);
-  Trace(node + 1);
-}
-
-void SimCluster::KillService(size_t node) {
   SimNode& n = nodes_[node];
   if (!n.node) return;
-  // Trainers hold references into the node: in a process they would only lose a connection.
+  // Trainers hold references into the node.
   for (Member& member : members_) {
     if (member.node == node) member.trainer.reset();
   }
-  zombies_.clear();
+  std::erase_if(zombies_, [&](const Member& zombie) { return zombie.node == node; });
   control_.Attach(n.id, nullptr);
   n.node.reset();
   n.messenger.reset();
@@ -146,6 +137,7 @@ void SimCluster::KillService(size_t node) {
   data_.SetDown(n.id, true);
   n.joined = false;
   Break();
+  Trace(node + 1);
 }
 
 void SimCluster::RestartNode(size_t node) {
@@ -210,10 +202,10 @@ void SimCluster::Tick() {
   }
   // A replaced trainer that nobody killed goes on as if nothing had happened; everything it asks
   // must be refused.
-  for (const auto& zombie : zombies_) {
-    if (zombie->state() != SimTrainer::State::kTraining) continue;
-    zombie->TakeStep();
-    zombie->Save();
+  for (const Member& zombie : zombies_) {
+    if (zombie.trainer->state() != SimTrainer::State::kTraining) continue;
+    zombie.trainer->TakeStep();
+    zombie.trainer->Save();
   }
   executor_.RunAfter(kTick, lifetime_.Wrap([this] { Tick(); }));
 }
@@ -254,7 +246,7 @@ void SimCluster::TickBroken() {
     }
     const std::optional<size_t> place = PlaceFor(rank);
     if (!place) return;  // Until a node comes back.
-    if (member.trainer) zombies_.push_back(std::move(member.trainer));
+    if (member.trainer) zombies_.push_back(std::move(member));
     StartTrainer(rank, *place);
   }
   attempt_asked_ = false;

@@ -53,7 +53,6 @@ class SimCluster {
   void KillNode(size_t node);     // With its trainers.
   void RestartNode(size_t node);  // Empty memory, the next incarnation.
   void KillTrainer(size_t rank);
-  void KillService(size_t node);  // Its trainers live, and their process stays known to nobody.
   // Nothing passes between `node` and anybody, the metadata store included, until healed. Its
   // trainers live on.
   void CutOff(size_t node);
@@ -76,6 +75,7 @@ class SimCluster {
   bool FullyProtected() const;
   bool alive(size_t node) const { return nodes_[node].node != nullptr; }
   bool cut_off(size_t node) const { return nodes_[node].cut; }
+  const NodeId& id(size_t node) const { return nodes_[node].id; }
   size_t node_count() const { return nodes_.size(); }
   std::optional<size_t> NodeOf(size_t rank) const;
   // Node that leads the job now, as the metadata store has it.
@@ -137,8 +137,8 @@ class SimCluster {
   SimNetworkTransport data_;
   Auditor auditor_;
   std::vector<SimNode> nodes_;
-  std::vector<Member> members_;                       // By rank.
-  std::vector<std::unique_ptr<SimTrainer>> zombies_;  // Replaced, but alive behind a cut.
+  std::vector<Member> members_;  // By rank.
+  std::vector<Member> zombies_;  // Replaced, but alive behind a cut.
   uint64_t last_process_ = 0;
   Phase phase_ = Phase::kForming;
   Instant broken_until_;

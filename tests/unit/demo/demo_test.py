@@ -98,6 +98,19 @@ class FaultTest(unittest.TestCase):
                 fault.killed_unix_ms = 1
                 self.assertEqual(fault.beyond_policy() is not None, beyond)
 
+    def test_a_run_without_its_fault_proves_nothing(self):
+        for kill in ("service", "trainer", "both", "two-nodes", "none"):
+            with self.subTest(kill=kill), tempfile.TemporaryDirectory() as directory:
+                o = parse("--kill", kill)
+                fault = Fault(o, Cluster("/nowhere", directory, o.nodes, 64))
+                if kill == "none":
+                    fault.check_happened()
+                    continue
+                with self.assertRaisesRegex(DemoError, "nobody was killed"):
+                    fault.check_happened()
+                fault.killed_unix_ms = 1
+                fault.check_happened()
+
     def test_a_process_that_ends_early_ends_the_demonstration(self):
         with tempfile.TemporaryDirectory() as directory:
             o = parse()
@@ -171,6 +184,7 @@ class AccountTest(unittest.TestCase):
                                      (1060, "repaired", "a"), (1061, "repaired", "b"), (1062, "protected again", "")])
         self.assertEqual([len(self.at(lines, at)) for at in (1035, 1036, 1040, 1041, 1062)], [1, 0, 1, 0, 1])
         self.assertIn("2 replicas", self.at(lines, 1062)[0])
+        self.assertIn("all within 1 ms", self.at(lines, 1035)[0])
 
 
 class Terminal(io.StringIO):

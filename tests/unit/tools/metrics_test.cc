@@ -81,8 +81,8 @@ TEST_F(MetricsTest, ShowsMemoryPeersAndJobs) {
   EXPECT_THAT(page, HasSubstr("backstay_memory_bytes{node=\"n1\",kind=\"own\"} 512"));
   EXPECT_THAT(page,
               HasSubstr("backstay_peer_failures{node=\"n1\",peer=\"n2\",transport=\"tcp\"} 3"));
-  EXPECT_THAT(page, HasSubstr("backstay_shards{node=\"n1\",committed=\"yes\",job=\"one\"} 1"));
-  EXPECT_THAT(page, HasSubstr("backstay_trainers{node=\"n1\",job=\"one\"} 2"));
+  EXPECT_THAT(page, HasSubstr("backstay_shards{node=\"n1\",committed=\"yes\",training_job=\"one\"} 1"));
+  EXPECT_THAT(page, HasSubstr("backstay_trainers{node=\"n1\",training_job=\"one\"} 2"));
 }
 
 TEST_F(MetricsTest, TheSeriesOfAJobGoWithIt) {
@@ -90,16 +90,16 @@ TEST_F(MetricsTest, TheSeriesOfAJobGoWithIt) {
   AddJob(both, "one", 2);
   AddJob(both, "two", 1);
   metrics_->Update(both);
-  EXPECT_THAT(Scrape(), HasSubstr("job=\"one\""));
+  EXPECT_THAT(Scrape(), HasSubstr("training_job=\"one\""));
   NodeStatusReply later;
   AddJob(later, "two", 3);
   metrics_->Update(later);
   const std::string page = Scrape();
-  EXPECT_THAT(page, Not(HasSubstr("job=\"one\"")));
-  EXPECT_THAT(page, HasSubstr("backstay_trainers{node=\"n1\",job=\"two\"} 3"));
+  EXPECT_THAT(page, Not(HasSubstr("training_job=\"one\"")));
+  EXPECT_THAT(page, HasSubstr("backstay_trainers{node=\"n1\",training_job=\"two\"} 3"));
   // A job of that name comes back.
   metrics_->Update(both);
-  EXPECT_THAT(Scrape(), HasSubstr("backstay_trainers{node=\"n1\",job=\"one\"} 2"));
+  EXPECT_THAT(Scrape(), HasSubstr("backstay_trainers{node=\"n1\",training_job=\"one\"} 2"));
 }
 
 }  // namespace

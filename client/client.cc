@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <thread>
 
 #include "base/clock.h"
 #include "base/os_error.h"
@@ -19,6 +20,7 @@ using std::chrono::steady_clock;
 
 // The service ends a wait at the timeout that it was given; its answer gets this long to arrive.
 constexpr milliseconds kReplyGrace{500};
+constexpr milliseconds kClaimRetryInterval{200};
 
 TimePoint DeadlineOf(uint32_t timeout_ms) {
   return steady_clock::now() + milliseconds(timeout_ms) + kReplyGrace;
@@ -49,6 +51,10 @@ Result<local::RegisterReply> Client::Register(RegisterRequest request, TimePoint
     const std::lock_guard lock(mutex_);
     request.message.generation = generation_;
   }
+  return Claim(std::move(request), deadline);
+}
+
+Result<local::RegisterReply> Client::Claim(RegisterRequest request, TimePoint deadline) {
   BACKSTAY_ASSIGN_OR_RETURN(Reply reply,
                             connection_.Call(request.message, deadline, "registering"));
   BACKSTAY_ASSIGN_OR_RETURN(const auto registered, reply.Take<local::RegisterReply>());
@@ -150,6 +156,7 @@ Result<std::string> Client::NewAttempt(TimePoint deadline) {
 }
 
 Result<local::Decision> Client::Decide(local::Reconfigure request) {
+  std::optional<RegisterRequest> renumbered;
   {
     const std::lock_guard lock(mutex_);
     if (!registration_) return InvalidArgument("register before asking what to restore");
@@ -157,6 +164,17 @@ Result<local::Decision> Client::Decide(local::Reconfigure request) {
     if (request.shard_id.empty())
       request.shard_id = registration_->shard_is_rank ? std::to_string(request.rank)
                                                       : registration_->message.shard_id;
+    const local::Register& claimed = registration_->message;
+    if (claimed.world_size == request.world_size &&
+        (claimed.rank != request.rank || claimed.shard_id != request.shard_id)) {
+      renumbered = registration_;
+      renumbered->message.rank = request.rank;
+      renumbered->message.shard_id = request.shard_id;
+      renumbered->message.generation = 0;  // As that rank it is in none yet.
+    }
+  }
+  if (renumbered) {
+    BACKSTAY_RETURN_IF_ERROR(ClaimRenumbered(*renumbered, DeadlineOf(request.timeout_ms)));
   }
   BACKSTAY_ASSIGN_OR_RETURN(Reply reply,
                             connection_.Call(request, DeadlineOf(request.timeout_ms),
@@ -169,6 +187,16 @@ Result<local::Decision> Client::Decide(local::Reconfigure request) {
     registration_->message.shard_id = request.shard_id;
   }
   return decision;
+}
+
+// The memory for the new shard may be another renumbered rank's until that has left it.
+Status Client::ClaimRenumbered(const RegisterRequest& request, TimePoint deadline) {
+  while (true) {
+    const Status claimed = Claim(request, deadline).status();
+    if (claimed.code() != StatusCode::kNoSpace) return claimed;
+    if (steady_clock::now() + kClaimRetryInterval >= deadline) return claimed;
+    std::this_thread::sleep_for(kClaimRetryInterval);
+  }
 }
 
 Result<std::optional<local::Decision>> Client::FinishRestore(const local::Decision& decision,

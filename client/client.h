@@ -115,6 +115,8 @@ class Client : public Connection::Listener, public std::enable_shared_from_this<
 
  private:
   std::vector<std::shared_ptr<Save>> Saves();
+  Result<local::RegisterReply> Claim(RegisterRequest request, TimePoint deadline);
+  Status ClaimRenumbered(const RegisterRequest& request, TimePoint deadline);
   void CloseSlot(uint64_t slot_id);
   void PushEvent(ClientEvent event);
   void Ignore(const Status& status) { static_cast<void>(status.ok()); }

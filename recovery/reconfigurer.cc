@@ -43,7 +43,7 @@ Reconfigurer::~Reconfigurer() {
 
 void Reconfigurer::FailAll(const Status& why) {
   callers_.FailAll(why);
-  for (auto& [node, held] : held_reports_) {
+  for (auto& [from, held] : held_reports_) {
     if (held.reply) std::exchange(held.reply, nullptr)(why);
   }
   held_reports_.clear();
@@ -65,6 +65,12 @@ void Reconfigurer::OnReconfigure(const Request& request, replication::ReplyFunct
     reply(
         Stale("a later reconfiguration of job " + job_.value + " took the place of " + uuid.value));
     return;
+  }
+  // Another process has this rank now: what the one before it had verified is not in its memory.
+  if (const auto restored = restores_.find(call.rank());
+      IsDecided(uuid) && !record().decision().resumed() && restored != restores_.end() &&
+      restored->second.trainer() != call.trainer()) {
+    restores_.erase(restored);
   }
   const bool is_new = callers_.Find(uuid) == nullptr && !IsDecided(uuid);
   if (!callers_.Add(SenderOf(request), call, seams_.executor->Now(), std::move(reply))) return;

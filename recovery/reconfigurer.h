@@ -138,7 +138,7 @@ class Reconfigurer {
   Instant next_gone_check_;
   bool move_needed_ = false;
   Status restore_error_;  // This reconfiguration cannot resume any more.
-  std::map<NodeId, HeldReport> held_reports_;
+  std::map<std::pair<NodeId, Attempt>, HeldReport> held_reports_;
   Lifetime lifetime_;
 };
 

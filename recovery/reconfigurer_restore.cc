@@ -31,7 +31,12 @@ void Reconfigurer::OnReportVerified(const Request& request, replication::ReplyFu
   if (report.attempt() == decided_attempt_.value && !record().decision().resumed()) {
     TakeRestores(from, report);
   }
-  HeldReport& held = held_reports_[from.node];
+  if (report.attempt() > decided_attempt_.value) {
+    reply(Unavailable("attempt " + std::to_string(report.attempt()) + " of reconfiguration " +
+                      uuid.value + " is not known to the leader yet"));
+    return;
+  }
+  HeldReport& held = held_reports_[{from.node, Attempt(report.attempt())}];
   if (held.reply) held.reply(Unavailable("the report was repeated"));
   held.reply = std::move(reply);
   held.uuid = uuid;

@@ -27,6 +27,7 @@ RestoreAgent::RestoreAgent(Executor& executor, Random& random, replication::JobA
 
 RestoreAgent::~RestoreAgent() {
   executor_.CancelTimer(report_timer_);
+  executor_.CancelTimer(watch_timer_);
   for (auto& [id, restore] : restores_) executor_.CancelTimer(restore.deadline_timer);
 }
 
@@ -53,6 +54,15 @@ void RestoreAgent::Reconfigure(const Caller& caller, const replication::Reconfig
   if (refused.ok() && request.rank.value >= request.world_size) {
     refused = InvalidArgument("rank " + std::to_string(request.rank.value) +
                               " is not in a world of " + std::to_string(request.world_size));
+  }
+  // What it restores it will save: under the number and the shard that it has claimed. A world of
+  // another size is refused by the leader, which says more.
+  if (refused.ok() && request.world_size == (*claim)->claim().world_size &&
+      (request.shard != caller.shard || request.rank != (*claim)->claim().rank)) {
+    refused = InvalidArgument("rank " + std::to_string(request.rank.value) + " with shard " +
+                              request.shard.value + " asks what to restore, but rank " +
+                              std::to_string((*claim)->claim().rank.value) + " with shard " +
+                              caller.shard.value + " is registered: register anew first");
   }
   if (!refused.ok()) {
     executor_.Post([done, refused] { done(refused); });
@@ -96,7 +106,33 @@ void RestoreAgent::Reconfigure(const Caller& caller, const replication::Reconfig
         Remember(reply->reconfigure());
         answer(ToReply(reply->reconfigure(), shard));
       }));
-  calls_[caller.shard] = {call, std::move(done)};
+  calls_[caller.shard] = {call, caller.claim, std::move(done)};
+  WatchClaims();
+}
+
+// A trainer that is gone, or was replaced, is not counted among those who wait any more.
+void RestoreAgent::WatchClaims() {
+  if (watch_timer_ != kNoTimer || (calls_.empty() && restores_.empty())) return;
+  watch_timer_ = executor_.RunAfter(kClaimCheckInterval, lifetime_.Wrap([this] {
+    watch_timer_ = kNoTimer;
+    for (auto it = calls_.begin(); it != calls_.end();) {
+      const Status claimed = job_.FindClaim(it->first, it->second.claim).status();
+      if (claimed.ok()) {
+        ++it;
+        continue;
+      }
+      job_.leader().Cancel(it->second.call);
+      executor_.Post([done = std::move(it->second.done), claimed] { done(claimed); });
+      it = calls_.erase(it);
+    }
+    std::vector<std::pair<uint64_t, Status>> gone;
+    for (const auto& [id, restore] : restores_) {
+      const Status claimed = job_.FindClaim(restore.caller.shard, restore.caller.claim).status();
+      if (!claimed.ok()) gone.emplace_back(id, claimed);
+    }
+    for (const auto& [id, why] : gone) Finish(id, why);
+    WatchClaims();
+  }));
 }
 
 // The rank got no decision: the leader is not to wait for it.
@@ -240,6 +276,7 @@ void RestoreAgent::FinishRestore(const Caller& caller,
     return Resumed(request.uuid, request.attempt);
   }
   Report({request.uuid, request.attempt});
+  WatchClaims();
 }
 
 void RestoreAgent::FillReport(const Caller& caller,
@@ -248,9 +285,7 @@ void RestoreAgent::FillReport(const Caller& caller,
   const wire::Decision& decision = *FindDecision(request.uuid, request.attempt);
   const ClaimAgent& claim = **job_.FindClaim(caller.shard, caller.claim);
   report->set_rank(static_cast<uint32_t>(claim.claim().rank.value));
-  for (const wire::ShardSource& source : decision.shards()) {
-    if (source.shard_id() == caller.shard.value) report->set_rank(source.rank());
-  }
+  report->set_trainer(claim.trainer());
   report->set_shard_id(caller.shard.value);
   report->set_ok(request.ok);
   report->set_error(request.error);
@@ -285,13 +320,16 @@ void RestoreAgent::Report(const DecisionKey& key) {
     }
   }
   if (report.ranks_size() == 0) return;
-  // The newest report says all: the leader keeps one of each node.
-  job_.leader().Cancel(report_call_);
-  report_call_ = job_.leader().Call(std::move(request),
-                                    executor_.Now() + replication::LeaderLink::kAttemptTimeout,
-                                    lifetime_.Wrap([this, key](Result<wire::Reply> reply) {
-                                      OnReported(key, std::move(reply));
-                                    }));
+  // The newest report says all: the leader keeps one of each node and attempt.
+  if (const auto earlier = report_calls_.find(key); earlier != report_calls_.end()) {
+    job_.leader().Cancel(earlier->second);
+  }
+  report_calls_[key] = job_.leader().Call(
+      std::move(request), executor_.Now() + replication::LeaderLink::kAttemptTimeout,
+      lifetime_.Wrap([this, key](Result<wire::Reply> reply) {
+        report_calls_.erase(key);
+        OnReported(key, std::move(reply));
+      }));
 }
 
 void RestoreAgent::OnReported(const DecisionKey& key, Result<wire::Reply> reply) {
@@ -343,6 +381,14 @@ void RestoreAgent::Resumed(const AttemptUuid& uuid, Attempt attempt) {
     const Result<ClaimAgent*> claim = job_.FindClaim(caller.shard, caller.claim);
     if (!claim.ok()) {
       Finish(id, claim.status());
+      continue;
+    }
+    // It resumed with what this trainer, or the one before it, had verified then.
+    if (!restores_.at(id).report.ok()) {
+      Finish(id, Stale("attempt " + std::to_string(attempt.value) + " of reconfiguration " +
+                       uuid.value +
+                       " has resumed, and this rank has not got its state: "
+                       "reconfigure with a new token"));
       continue;
     }
     (*claim)->EnterGeneration(generation);

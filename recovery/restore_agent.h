@@ -35,6 +35,7 @@ class RestoreAgent {
   // longer.
   static constexpr Duration kLeaderGrace = std::chrono::seconds(2);
   static constexpr Duration kReportInterval = std::chrono::milliseconds(250);
+  static constexpr Duration kClaimCheckInterval = std::chrono::milliseconds(250);
   static constexpr Duration kTimeoutMax = std::chrono::hours(24);
 
   // Where another job's leader is asked (forks, looking at other jobs); null: not now.
@@ -81,6 +82,7 @@ class RestoreAgent {
     Instant at;
   };
 
+  void WatchClaims();
   void EndRestoring(const Caller& caller, const AttemptUuid& uuid);
   void Remember(const replication::wire::Decision& decision);
   const replication::wire::Decision* FindDecision(const AttemptUuid& uuid, Attempt attempt) const;
@@ -105,14 +107,16 @@ class RestoreAgent {
   std::vector<replication::wire::Decision> decisions_;  // Oldest first.
   struct PendingCall {
     uint64_t call = 0;
+    replication::ClaimNumber claim;
     Completion<replication::DecisionReply> done;
   };
-  std::map<ShardId, PendingCall> calls_;         // Of Reconfigure(), by the caller's shard.
-  uint64_t report_call_ = 0;                     // The newest ReportVerified.
-  std::map<ShardId, FetchBegun> fetches_begun_;  // By the caller's shard, until it has finished.
+  std::map<ShardId, PendingCall> calls_;          // Of Reconfigure(), by the caller's shard.
+  std::map<DecisionKey, uint64_t> report_calls_;  // The newest ReportVerified of each.
+  std::map<ShardId, FetchBegun> fetches_begun_;   // By the caller's shard, until it has finished.
   uint64_t last_restore_ = 0;
   std::map<uint64_t, Restore> restores_;
   TimerId report_timer_ = kNoTimer;
+  TimerId watch_timer_ = kNoTimer;
   Lifetime lifetime_;
 };
 

@@ -68,6 +68,8 @@ class ClaimAgent {
   // The connection has ended; the process may live on.
   void Disconnect(ClaimNumber number);
   void ProcessExited(ProcessId process);
+  // The trainer has claimed another shard, under another number of its job's new ranks.
+  void Leave() { GiveUpClaim(Stale("its trainer has claimed another shard")); }
   // The job has ended. False: the claim is to a later job of that name, or may be, and stays.
   bool EndWithJob(const Status& why);
   // The restore of `generation` is over for this trainer: it may save.

@@ -70,6 +70,10 @@ Result<ClaimAgent*> JobAgent::FindClaim(const ShardId& shard, ClaimNumber number
   return found->second.get();
 }
 
+void JobAgent::LeaveClaim(const ShardId& shard, ClaimNumber number) {
+  if (const Result<ClaimAgent*> claim = FindClaim(shard, number); claim.ok()) (*claim)->Leave();
+}
+
 void JobAgent::ProcessExited(ProcessId process) {
   for (auto& [shard, claim] : claims_) claim->ProcessExited(process);
 }

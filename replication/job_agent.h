@@ -54,6 +54,8 @@ class JobAgent : public JobGate {
                 Completion<ClaimAgent::Registered> done);
   // kStale: the claim has ended, with its job, or is another's now.
   Result<ClaimAgent*> FindClaim(const ShardId& shard, ClaimNumber number);
+  // Whoever has this claim has another one now; nothing when it is not its any more.
+  void LeaveClaim(const ShardId& shard, ClaimNumber number);
   void ProcessExited(ProcessId process);
   // No trainer of this node begins or seals in `generation` any more; the leader hears of it.
   void Fence(Generation generation, const std::string& reason, int64_t seen_unix_ms, Rank rank);

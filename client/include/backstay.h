@@ -306,7 +306,8 @@ typedef enum backstay_resume {
 typedef struct backstay_decide_options {
   size_t struct_size;
   const char* uuid;
-  uint32_t rank; /* In the new communicator. */
+  uint32_t rank; /* In the new communicator. Another one than registered, or another shard_id: it is
+                    registered anew first, and saves under it from then on. */
   uint32_t world_size;
   /* NULL: the registered one, or where that was a rank's number, the new rank's. */
   const char* shard_id;

@@ -148,7 +148,10 @@ class Client {
       Result<std::optional<Decision>> next =
           FinishRestore(restored.decision, outcome, restored.bytes, timeouts.finish_ms);
       if (!next.ok()) return next.status();
-      if (!next->has_value()) return restored;
+      if (!next->has_value()) {
+        if (!outcome.ok()) return outcome;  // The others train on, with what this rank lacks.
+        return restored;
+      }
       restored = Restored{.decision = **next};
     }
     return Status(Code::kUnavailable, "gave up after " + std::to_string(kRestoreAttemptsMax) +

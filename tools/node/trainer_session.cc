@@ -77,11 +77,11 @@ void TrainerSession::Register(replication::ShardClaim claim,
                       "names of jobs and shards have 1 to " + std::to_string(kNameBytesMax) +
                       " bytes, none of them zero")));
   }
-  if (claim_ && (claim.job != job_ || claim.shard != shard_)) {
+  if (claim_ && claim.job != job_) {
     return Answer(std::move(done),
                   Result<replication::ClaimReply>(InvalidArgument(
                       "this connection has claimed shard " + shard_.value + " of job " +
-                      job_.value + "; another shard needs another connection")));
+                      job_.value + "; another job needs another connection")));
   }
   if (registering_ != 0 && (claim.job != asked_job_ || claim.shard != asked_shard_)) {
     return Answer(std::move(done),
@@ -103,6 +103,12 @@ void TrainerSession::Register(replication::ShardClaim claim,
                          const Result<ClaimAgent::Registered>& registered) {
         --registering_;
         if (!registered.ok()) return done(registered.status());
+        // A rank that comes back under another number goes on with that number's shard.
+        if (claim_ && shard_ != asked_shard_) {
+          if (const Result<Node::JobHost*> old = Host(job_); old.ok()) {
+            (*old)->agent->LeaveClaim(shard_, *claim_);
+          }
+        }
         // Only a token that the job's leader has accepted speaks for this connection.
         job_ = asked_job_;
         shard_ = asked_shard_;

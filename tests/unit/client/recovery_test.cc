@@ -89,19 +89,33 @@ TEST_F(RecoveryTest, AttemptsAreBounded) {
 }
 
 TEST_F(RecoveryTest, ARankThatComesBackUnderAnotherNumberTakesThatShard) {
+  RegisterOptions options = Client::DefaultRegisterOptions();
+  options.job = "job";
+  options.token = "secret";
+  options.world_size = 2;
+  options.size_bytes = 1 << 20;
+  ASSERT_OK(client_->Register(options).status());
   SaveAndCommit(10, 100, 1);
   RecoverySession session(*client_, {});
   std::vector<float> state(100);
   std::vector<uint64_t> steps;
   ASSERT_OK(session.OnReconfigured(0, 2, &Alone, ReadInto(&state, &steps)).status());
   const auto token = [](const std::string&) { return Result<std::string>(std::string("shared")); };
-  ASSERT_OK(session.OnReconfigured(1, 2, token, ReadInto(&state, &steps)).status());
+  // This service has shard 0 alone: its bytes are not taken for shard 1's, and nothing resumes.
+  EXPECT_FALSE(session.OnReconfigured(1, 2, token, ReadInto(&state, &steps)).ok());
+  EXPECT_EQ(steps.size(), 1u);
   const auto requests = service_.Received(ClientBody::kReconfigure);
   ASSERT_EQ(requests.size(), 2u);
   EXPECT_EQ(requests[1].reconfigure().uuid(), "shared");
   EXPECT_EQ(requests[1].reconfigure().shard_id(), "1");
   EXPECT_TRUE(requests[1].reconfigure().has_old_rank());
   EXPECT_EQ(requests[1].reconfigure().old_rank(), 0u);
+  // It saves as what it restored.
+  const auto claims = service_.Received(ClientBody::kRegister);
+  ASSERT_EQ(claims.size(), 3u);
+  EXPECT_EQ(claims[2].register_().shard_id(), "1");
+  EXPECT_EQ(claims[2].register_().rank(), 1u);
+  EXPECT_EQ(claims[2].register_().generation(), 0u);
 }
 
 TEST_F(RecoveryTest, WithoutATokenNobodyWaitsForEver) {

@@ -205,5 +205,57 @@ TEST_F(RestoreAgentTest, AReplacedTrainerRestoresNothing) {
   EXPECT_EQ(Fetch().status().code(), StatusCode::kStale);
 }
 
+// Attack: the others resumed with what this rank had verified before it lost its connection; what
+// it reads now fails.
+TEST_F(RestoreAgentTest, ARankWithoutItsStateDoesNotResumeWithTheOthers) {
+  ASSERT_TRUE(Reconfigure(std::chrono::seconds(10)).ok());
+  cluster_.state().generation = Generation(2);
+  cluster_.state().body.set_attempt_uuid("attempt");
+  cluster_.state().body.set_resumed_attempt(1);
+  cluster_.Announce();
+  cluster_.executor().RunFor(std::chrono::seconds(1));
+  Finish(false);
+  ASSERT_TRUE(Finished());
+  EXPECT_EQ(finished_->status().code(), StatusCode::kStale);
+  EXPECT_EQ(cluster_.Begin(newcomer_, Step(11)).status().code(), StatusCode::kStale);
+}
+
+// Attack: a dead trainer is still counted among the ranks that are present.
+TEST_F(RestoreAgentTest, NobodyCallsOnForATrainerThatWasReplaced) {
+  reconfigure_count_ = -1'000'000;  // The leader does not answer.
+  replication::ReconfigureRequest request;
+  request.uuid = AttemptUuid("attempt");
+  request.world_size = 1;
+  request.shard = ShardId("0");
+  request.timeout = std::chrono::hours(1);
+  std::optional<Result<DecisionReply>> answer;
+  agent_->Reconfigure(Caller(), request, [&](Result<DecisionReply> reply) { answer = reply; });
+  cluster_.executor().RunFor(std::chrono::seconds(5));
+  EXPECT_FALSE(answer.has_value());
+  AgentCluster::Trainer another;
+  another.node = 2;
+  ASSERT_EQ(cluster_.Register(&another, 5, cluster_.Claim("0", 1, kBytes)), Status::Ok());
+  cluster_.executor().RunFor(std::chrono::seconds(1));
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->status().code(), StatusCode::kStale);
+  const int calls = reconfigure_count_;
+  cluster_.executor().RunFor(std::chrono::seconds(30));
+  EXPECT_EQ(reconfigure_count_, calls);
+}
+
+// Attack: a rank restores another number's shard and goes on saving under its own.
+TEST_F(RestoreAgentTest, WhatIsRestoredIsWhatIsRegistered) {
+  replication::ReconfigureRequest request;
+  request.uuid = AttemptUuid("attempt");
+  request.world_size = 1;
+  request.shard = ShardId("1");
+  request.timeout = std::chrono::seconds(10);
+  std::optional<Result<DecisionReply>> answer;
+  agent_->Reconfigure(Caller(), request, [&](Result<DecisionReply> reply) { answer = reply; });
+  ASSERT_TRUE(cluster_.RunUntil([&] { return answer.has_value(); }));
+  EXPECT_EQ(answer->status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(reconfigure_count_, 0);
+}
+
 }  // namespace
 }  // namespace backstay::recovery

@@ -81,7 +81,8 @@ TEST_F(MetricsTest, ShowsMemoryPeersAndJobs) {
   EXPECT_THAT(page, HasSubstr("backstay_memory_bytes{node=\"n1\",kind=\"own\"} 512"));
   EXPECT_THAT(page,
               HasSubstr("backstay_peer_failures{node=\"n1\",peer=\"n2\",transport=\"tcp\"} 3"));
-  EXPECT_THAT(page, HasSubstr("backstay_shards{node=\"n1\",committed=\"yes\",training_job=\"one\"} 1"));
+  EXPECT_THAT(page,
+              HasSubstr("backstay_shards{node=\"n1\",committed=\"yes\",training_job=\"one\"} 1"));
   EXPECT_THAT(page, HasSubstr("backstay_trainers{node=\"n1\",training_job=\"one\"} 2"));
 }
 

@@ -151,15 +151,18 @@ void FetchAgent::OnOpened(const ShardName& name) {
   }
 }
 
+void FetchAgent::NoteStats(const ShardFetcher& fetcher, Stats* stats) const {
+  stats->bytes_remote = fetcher.bytes_read();
+  stats->sources = fetcher.ContributingNodes();
+  stats->ended = executor_.Now();
+  stats->outcome = fetcher.trouble();
+}
+
 void FetchAgent::OnEnded(ShardName name) {
   const auto found = active_.find(name);
   if (found == active_.end()) return;
   Active& active = found->second;
-  Stats& stats = stats_[name];
-  stats.bytes_remote = active.fetcher->bytes_read();
-  stats.sources = active.fetcher->ContributingNodes();
-  stats.ended = executor_.Now();
-  stats.outcome = active.fetcher->trouble();
+  NoteStats(*active.fetcher, &stats_[name]);
   for (const WaitingOpen& open : active.waiting) {
     executor_.Post([done = open.done, why = active.fetcher->trouble()] { done(why); });
   }
@@ -241,6 +244,10 @@ void FetchAgent::EndFetch(const ShardName& name) {
   const auto active = active_.find(name);
   if (active->second.scratch.value != 0) pool_.Release(active->second.scratch);
   std::vector<WaitingOpen> waiting = std::move(active->second.waiting);
+  // Its readers may have closed it before its end was looked at.
+  if (const auto stats = stats_.find(name); stats != stats_.end()) {
+    NoteStats(*active->second.fetcher, &stats->second);
+  }
   active_.erase(active);
   const store::Shard* shard = table_.Find(name);
   if (shard != nullptr && shard->state == store::ShardState::kReceiving) {
@@ -273,10 +280,7 @@ std::optional<FetchAgent::Stats> FetchAgent::StatsOf(const ShardName& name) cons
   if (active == active_.end()) return found->second;
   // A reader learns from the control page that its bytes are there, before the fetch has ended.
   Stats stats = found->second;
-  stats.bytes_remote = active->second.fetcher->bytes_read();
-  stats.sources = active->second.fetcher->ContributingNodes();
-  stats.ended = executor_.Now();
-  stats.outcome = active->second.fetcher->trouble();
+  NoteStats(*active->second.fetcher, &stats);
   return stats;
 }
 

@@ -93,6 +93,7 @@ class FetchAgent {
                    uint32_t chunk_bytes, Completion<store::ReservationId> done);
   void OnOpened(const ShardName& name);
   void OnEnded(ShardName name);  // A copy: ends the fetch that the name came with.
+  void NoteStats(const ShardFetcher& fetcher, Stats* stats) const;
   void StartStats(const ShardName& name, std::vector<NodeId> sources);
   bool HasReaders(const ShardName& name) const;
   void EndFetch(const ShardName& name);

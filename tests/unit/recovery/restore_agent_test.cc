@@ -185,6 +185,24 @@ TEST_F(RestoreAgentTest, BytesThatAreNowhereCallForAnotherBase) {
       [&] { return report_.ranks_size() == 1 && report_.ranks(0).unreadable(); }));
 }
 
+// Attack: the trainer sees on the control page that its bytes are nowhere, and closes the shard
+// before the fetch's end was looked at. The leader then waited for its deadline.
+TEST_F(RestoreAgentTest, BytesThatAreNowhereAreRememberedWhenTheShardIsClosedAtOnce) {
+  ASSERT_TRUE(Reconfigure(std::chrono::seconds(10)).ok());
+  for (const int node : {0, 1}) {
+    cluster_.node(node).table->Find(cluster_.Name("0", Step(10)))->memory->data()[0] ^=
+        std::byte{1};
+  }
+  const auto fetch = Fetch();
+  ASSERT_TRUE(fetch.ok()) << fetch.status();
+  const SlotControlView control(fetch->memory->control(), fetch->memory->geometry());
+  ASSERT_TRUE(cluster_.RunUntil([&] { return control.State(0) == ChunkState::kChunkFailed; }));
+  EXPECT_TRUE(cluster_.node(2).fetches->Close(fetch->fetch).ok());
+  Finish(false);
+  EXPECT_TRUE(cluster_.RunUntil(
+      [&] { return report_.ranks_size() == 1 && report_.ranks(0).unreadable(); }));
+}
+
 TEST_F(RestoreAgentTest, WaitsEndAtTheirDeadline) {
   reconfigure_count_ = -1'000'000;
   EXPECT_EQ(Reconfigure(std::chrono::seconds(1)).status().code(), StatusCode::kDeadline);

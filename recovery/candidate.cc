@@ -35,14 +35,17 @@ const std::pair<const std::string, FoundContent>* ChooseContent(const FoundShard
   return chosen;
 }
 
+// With the holders that may be read from.
 ShardSource MakeSource(const ShardId& id, uint32_t rank,
-                       const std::pair<const std::string, FoundContent>& content) {
+                       const std::pair<const std::string, FoundContent>& content,
+                       const std::set<NodeInstance>& unreadable) {
   ShardSource source;
   source.set_shard_id(id.value);
   source.set_rank(rank);
   source.set_digest(content.first);
   source.set_size_bytes(content.second.size_bytes);
   for (const NodeInstance& holder : content.second.holders) {
+    if (unreadable.contains(holder)) continue;
     replication::wire::Instance* instance = source.add_holders();
     instance->set_node_id(holder.node.value);
     instance->set_incarnation(holder.incarnation.value);
@@ -111,10 +114,6 @@ PartsCheck CheckParts(const SnapshotParts& parts, const PartsRule& rule) {
       check.problem = "has shards that are no permutation of its ranks";
       return check;
     }
-    if (rule.unreadable.contains(id)) {
-      check.problem = "has a shard, " + id.value + ", that could not be read from any holder";
-      return check;
-    }
     const auto* content = ChooseContent(shard, rule.root);
     if (content == nullptr) {
       check.problem = "has two contents under the name of shard " + id.value;
@@ -128,7 +127,14 @@ PartsCheck CheckParts(const SnapshotParts& parts, const PartsRule& rule) {
       tags = &content->second.tags;
     }
     found[shard.rank] = true;
-    sources[shard.rank] = MakeSource(id, shard.rank, *content);
+    const auto unreadable = rule.unreadable.find(id);
+    sources[shard.rank] = MakeSource(
+        id, shard.rank, *content,
+        unreadable == rule.unreadable.end() ? std::set<NodeInstance>() : unreadable->second);
+    if (sources[shard.rank].holders_size() == 0) {
+      check.problem = "has a shard, " + id.value + ", that could not be read from any holder";
+      return check;
+    }
   }
   if (std::ranges::find(found, false) != found.end()) {
     check.problem = DescribeMissing(found);

@@ -36,10 +36,10 @@ std::map<SnapshotId, SnapshotParts> CollectParts(const InventoryView& inventory)
 
 // What a snapshot has to match.
 struct PartsRule {
-  std::string root;              // Empty: not known.
-  uint32_t world_size = 0;       // 0: as its shards say.
-  bool committed = false;        // Else the tags of all ranks have to agree, as for a commit.
-  std::set<ShardId> unreadable;  // Could not be read from any holder.
+  std::string root;         // Empty: not known.
+  uint32_t world_size = 0;  // 0: as its shards say.
+  bool committed = false;   // Else the tags of all ranks have to agree, as for a commit.
+  std::map<ShardId, std::set<NodeInstance>> unreadable;  // Could not be read from these holders.
 };
 
 struct PartsCheck {

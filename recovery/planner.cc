@@ -63,9 +63,9 @@ class RestorePlanner {
       world_size = committed.world_size();
     }
     if (replication::CurrentBase(record_) == id) root = record_.decision().base_root();
-    std::set<ShardId> unreadable;
-    for (const UnreadableShard& shard : input_.unreadable) {
-      if (shard.snapshot == id) unreadable.insert(shard.shard);
+    std::map<ShardId, std::set<NodeInstance>> unreadable;
+    for (const UnreadableCopy& copy : input_.unreadable) {
+      if (copy.snapshot == id) unreadable[copy.shard].insert(copy.holder);
     }
     candidate.check = CheckParts(parts, {root, world_size, candidate.committed, unreadable});
     candidate.on_lineage = replication::OnLineage(record_, id);

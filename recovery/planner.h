@@ -34,12 +34,14 @@ struct InventoryView {
   std::set<NodeInstance> unanswered;  // Alive; may hold anything.
 };
 
-// A copy of a shard that could not be read by anyone in an earlier attempt.
-struct UnreadableShard {
+// A copy of a shard that an earlier attempt was to read and could not. Copies on other nodes, which
+// it did not know of, are none of these.
+struct UnreadableCopy {
   SnapshotId snapshot;
   ShardId shard;
+  NodeInstance holder;
 
-  friend auto operator<=>(const UnreadableShard&, const UnreadableShard&) = default;
+  friend auto operator<=>(const UnreadableCopy&, const UnreadableCopy&) = default;
 };
 
 struct PlanInput {
@@ -49,7 +51,7 @@ struct PlanInput {
                 // same one but for forks.
   RestoreRequest request;
   InventoryView inventory;
-  std::set<UnreadableShard> unreadable;
+  std::set<UnreadableCopy> unreadable;
   bool patience_is_over =
       false;                  // Decide without waiting longer for something newer than the floor.
   bool gone_is_sure = false;  // No node was lost so recently that it may come back at once.

@@ -133,7 +133,7 @@ class Reconfigurer {
   RestoreRequest decided_request_;  // As the ranks asked; world_size 0: not known.
   std::map<uint32_t, ShardId> shard_of_rank_;
   std::map<uint32_t, replication::wire::RankRestore> restores_;
-  std::set<UnreadableShard> unreadable_;      // Of all attempts of the generation.
+  std::set<UnreadableCopy> unreadable_;       // Of all attempts of the generation.
   std::map<uint32_t, Instant> missed_since_;  // Ranks that no live trainer is seen to restore.
   Instant next_gone_check_;
   bool move_needed_ = false;

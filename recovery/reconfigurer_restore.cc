@@ -6,6 +6,7 @@
 #include "recovery/reconfigurer.h"
 #include "replication/job_record.h"
 #include "replication/leader_status.h"
+#include "replication/wire_convert.h"
 
 namespace backstay::recovery {
 
@@ -26,6 +27,15 @@ void Reconfigurer::OnReportVerified(const Request& request, replication::ReplyFu
     return;
   }
   LearnSources();
+  // Which copies a rank could not read, the sources say: a new leader asks for them first.
+  const bool any_unreadable =
+      std::ranges::any_of(report.ranks(), [](const auto& restore) { return restore.unreadable(); });
+  if (any_unreadable && !SourcesKnown()) {
+    reply(Unavailable("the leader of job " + job_.value +
+                      " does not know yet who holds what its ranks could not read"));
+    leader_.Poke();
+    return;
+  }
   const replication::wire::Instance& sender = request.header().from();
   const NodeInstance from{NodeId(sender.node_id()), Incarnation(sender.incarnation())};
   if (report.attempt() == decided_attempt_.value && !record().decision().resumed()) {
@@ -75,9 +85,15 @@ void Reconfigurer::TakeRestores(const NodeInstance& from,
     }
     if (restore.unreadable() && !record().decision().fresh()) {
       const replication::wire::RecordedDecision& decision = record().decision();
-      unreadable_.insert(
-          {{Generation(decision.base_generation()), backstay::Step(decision.base_step())},
-           ShardOfRank(restore)});
+      const SnapshotId base{Generation(decision.base_generation()),
+                            backstay::Step(decision.base_step())};
+      const ShardId shard = ShardOfRank(restore);
+      for (const replication::wire::ShardSource& source : sources_) {
+        if (source.shard_id() != shard.value) continue;
+        for (const replication::wire::Instance& holder : source.holders()) {
+          unreadable_.insert({base, shard, replication::FromWire(holder)});
+        }
+      }
       move_needed_ = true;
     }
   }

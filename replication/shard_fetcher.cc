@@ -214,7 +214,6 @@ void ShardFetcher::LoseSource(Source& source, const Status& why) {
 void ShardFetcher::AskToVerify(size_t index) {
   Source& source = sources_[index];
   source.verify = VerifyState::kAsked;
-  ++source.verify_count;
   wire::Request request;
   *request.mutable_verify_shard()->mutable_shard() = ToWire(name_);
   request.mutable_verify_shard()->set_digest(digest_->ToByteString());
@@ -229,6 +228,7 @@ void ShardFetcher::OnVerified(size_t index, const Result<wire::Reply>& reply) {
   if (state_ != State::kReading || source.state == SourceState::kLost) return;
   const std::string what = source.node.node.value + "'s copy of " + ToString(name_);
   if (reply.ok() && reply->verify_shard().bad_chunks_size() == 0) {
+    ++source.verify_count;
     std::erase_if(source.doubted,
                   [&](uint64_t chunk) { return source.mismatches[chunk] <= kMismatchesMax; });
   } else if (reply.ok()) {
@@ -236,8 +236,11 @@ void ShardFetcher::OnVerified(size_t index, const Result<wire::Reply>& reply) {
   } else if (reply.status().code() == StatusCode::kNotFound ||
              reply.status().code() == StatusCode::kCorrupt) {
     LoseSource(source, reply.status());
-  } else if (source.verify_count < kVerifiesMax) {
-    source.verify = VerifyState::kDue;  // Could not be asked: Step() asks again.
+  } else if (!peers_.IsAlive(source.node)) {
+    LoseSource(source, NotFound(ToString(source.node) + " is gone: " + reply.status().message()));
+  } else {
+    // Not asked, or not answered yet, which says nothing of its memory: Step() asks again.
+    source.verify = VerifyState::kDue;
     source.next_verify = executor_.Now() + kReopenDelay;
   }
   Step();

@@ -102,7 +102,7 @@ class ShardFetcher {
     // here: until the source has read its memory again, or for good.
     std::map<uint64_t, uint32_t> mismatches;
     std::set<uint64_t> doubted;
-    uint32_t verify_count = 0;  // Asked to read its memory again.
+    uint32_t verify_count = 0;  // Has read its memory again, and found it good.
     VerifyState verify = VerifyState::kIdle;
     Instant next_verify;
     uint64_t bytes = 0;

@@ -214,16 +214,31 @@ TEST_F(RestorePlannerTest, AnUnreadableFloorGivesWayToTheOlderSnapshot) {
   Commit(Id(1, 100));
   HoldAll(Id(1, 90));
   HoldAll(Id(1, 100));
-  input_.unreadable = {{Id(1, 100), ShardId("1")}};
+  input_.unreadable = {{Id(1, 100), ShardId("1"), Start("b")}};
   ExpectBase(Id(1, 90));
   EXPECT_THAT(Run().rejected, Contains(HasSubstr("could not be read from any holder")));
+}
+
+// Attack: one holder answered late; the ranks were sent to the other one, which then died.
+TEST_F(RestorePlannerTest, ACopyThatNobodyTriedToReadKeepsTheSnapshot) {
+  Commit(Id(1, 90));
+  Commit(Id(1, 100));
+  HoldAll(Id(1, 90));
+  HoldAll(Id(1, 100));
+  Hold("c", Id(1, 100), 1);
+  input_.unreadable = {{Id(1, 100), ShardId("1"), Start("b")}};
+  ExpectBase(Id(1, 100));
+  const Plan plan = Run();
+  ASSERT_THAT(plan.sources, SizeIs(2));
+  ASSERT_EQ(plan.sources[1].holders_size(), 1);
+  EXPECT_EQ(plan.sources[1].holders(0).node_id(), "c");
 }
 
 TEST_F(RestorePlannerTest, AnUnreadableUncommittedBaseGivesWayToTheFloor) {
   Commit(Id(1, 100));
   HoldAll(Id(1, 100));
   HoldAll(Id(1, 110));
-  input_.unreadable = {{Id(1, 110), ShardId("0")}};
+  input_.unreadable = {{Id(1, 110), ShardId("0"), Start("a")}};
   ExpectBase(Id(1, 100));
 }
 

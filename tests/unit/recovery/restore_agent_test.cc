@@ -203,6 +203,23 @@ TEST_F(RestoreAgentTest, BytesThatAreNowhereAreRememberedWhenTheShardIsClosedAtO
       [&] { return report_.ranks_size() == 1 && report_.ranks(0).unreadable(); }));
 }
 
+// Attack: bytes are damaged on the way, and the holders are too busy to read their memory again. Both
+// copies are good.
+TEST_F(RestoreAgentTest, HoldersThatDoNotSayWhetherTheirCopyIsGoodAreNotTakenForBad) {
+  ASSERT_TRUE(Reconfigure(std::chrono::seconds(10)).ok());
+  int lost_count = 0;
+  cluster_.lose = [&](const NodeId&, const wire::Request& request) {
+    return request.has_verify_shard() && ++lost_count <= 60;
+  };
+  for (const int node : {0, 1}) cluster_.network().CorruptNextChunks(cluster_.id(node), 2);
+  const auto fetch = Fetch();
+  ASSERT_TRUE(fetch.ok()) << fetch.status();
+  EXPECT_TRUE(
+      cluster_.RunUntil([&] { return cluster_.HasBytes(2, cluster_.Name("0", Step(10)), 1); },
+                        std::chrono::hours(1)));
+  EXPECT_GT(lost_count, 60);
+}
+
 TEST_F(RestoreAgentTest, WaitsEndAtTheirDeadline) {
   reconfigure_count_ = -1'000'000;
   EXPECT_EQ(Reconfigure(std::chrono::seconds(1)).status().code(), StatusCode::kDeadline);

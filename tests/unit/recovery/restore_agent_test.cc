@@ -203,8 +203,8 @@ TEST_F(RestoreAgentTest, BytesThatAreNowhereAreRememberedWhenTheShardIsClosedAtO
       [&] { return report_.ranks_size() == 1 && report_.ranks(0).unreadable(); }));
 }
 
-// Attack: bytes are damaged on the way, and the holders are too busy to read their memory again. Both
-// copies are good.
+// Attack: bytes are damaged on the way, and the holders are too busy to read their memory again.
+// Both copies are good.
 TEST_F(RestoreAgentTest, HoldersThatDoNotSayWhetherTheirCopyIsGoodAreNotTakenForBad) {
   ASSERT_TRUE(Reconfigure(std::chrono::seconds(10)).ok());
   int lost_count = 0;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/executor.h"
+#include "replication/grpc_calls.h"
 #include "replication/metadata.grpc.pb.h"
 #include "replication/metadata_store.h"
 
@@ -48,7 +49,7 @@ class GrpcMetadataStore : public MetadataStore {
     kWait,    // As kRead; answered at its deadline, which must reach us.
     kChange,  // May have happened.
   };
-  struct Calls;  // In flight; shared with gRPC's threads.
+  struct OneCall;
   using Answered = std::function<void(Result<metadata_wire::Reply>)>;
 
   void Call(Kind kind, metadata_wire::Request request, Deadline deadline, Answered answered);
@@ -59,7 +60,7 @@ class GrpcMetadataStore : public MetadataStore {
   StoreId store_id_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<metadata_wire::Metadata::Stub> stub_;
-  const std::shared_ptr<Calls> calls_;
+  const std::shared_ptr<GrpcCalls<OneCall>> calls_;  // In flight; shared with gRPC's threads.
   Lifetime lifetime_;
 };
 

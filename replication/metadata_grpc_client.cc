@@ -1,9 +1,6 @@
 #include <algorithm>
-#include <condition_variable>
-#include <mutex>
-#include <set>
+#include <memory>
 #include <utility>
-#include <vector>
 
 #include "replication/metadata_grpc.h"
 #include "replication/metadata_wire.h"
@@ -38,17 +35,10 @@ Status Unreachable(const std::string& address, const std::string& why) {
 
 }  // namespace
 
-struct GrpcMetadataStore::Calls {
-  struct One {
-    grpc::ClientContext context;
-    metadata_wire::Request request;
-    metadata_wire::Reply reply;
-  };
-
-  std::mutex mutex;
-  std::condition_variable none_left;
-  std::set<std::shared_ptr<One>> live;  // Guarded by mutex.
-  bool closed = false;                  // Guarded by mutex: nothing is posted any more.
+struct GrpcMetadataStore::OneCall {
+  grpc::ClientContext context;
+  metadata_wire::Request request;
+  metadata_wire::Reply reply;
 };
 
 GrpcMetadataStore::GrpcMetadataStore(Executor* executor, std::string address,
@@ -59,19 +49,9 @@ GrpcMetadataStore::GrpcMetadataStore(Executor* executor, std::string address,
       store_id_(std::move(store_id)),
       channel_(MakeChannel(address_, credentials)),
       stub_(metadata_wire::Metadata::NewStub(channel_)),
-      calls_(std::make_shared<Calls>()) {}
+      calls_(std::make_shared<GrpcCalls<OneCall>>()) {}
 
-GrpcMetadataStore::~GrpcMetadataStore() {
-  std::vector<std::shared_ptr<Calls::One>> live;
-  {
-    const std::lock_guard lock(calls_->mutex);
-    calls_->closed = true;
-    live.assign(calls_->live.begin(), calls_->live.end());
-  }
-  for (const auto& call : live) call->context.TryCancel();
-  std::unique_lock lock(calls_->mutex);
-  calls_->none_left.wait(lock, [this] { return calls_->live.empty(); });
-}
+GrpcMetadataStore::~GrpcMetadataStore() { calls_->Close(); }
 
 void GrpcMetadataStore::GetStoreId(Deadline deadline, Completion<StoreId> done) {
   metadata_wire::Request request;
@@ -179,7 +159,7 @@ void GrpcMetadataStore::Call(Kind kind, metadata_wire::Request request, Deadline
 
 void GrpcMetadataStore::Send(Kind kind, metadata_wire::Request request, Deadline deadline,
                              Answered answered) {
-  auto call = std::make_shared<Calls::One>();
+  OneCall* const call = calls_->Add(std::make_unique<OneCall>());
   call->request = std::move(request);
   call->request.set_store_id(store_id_.value);
   Duration left = kMetadataCallTimeMax;
@@ -192,35 +172,31 @@ void GrpcMetadataStore::Send(Kind kind, metadata_wire::Request request, Deadline
       std::chrono::system_clock::now() +
       std::chrono::duration_cast<std::chrono::system_clock::duration>(patience));
 
-  auto finish = lifetime_.Wrap([this, kind, call,
-                                answered = std::move(answered)](const grpc::Status& status) {
-    if (status.ok()) {
-      if (call->reply.code() == 0) return answered(std::move(call->reply));
-      return answered(Status(StatusCodeFromNumber(static_cast<int>(call->reply.code())),
-                             call->reply.message()));
-    }
-    const std::string what = "the metadata store at " + address_ + ": " + status.error_message();
-    if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-      return answered(DeadlineExceeded(what));
-    }
-    answered(kind == Kind::kChange ? UnknownOutcome(what)
-                                   : Unreachable(address_, status.error_message()));
-  });
-  {
-    const std::lock_guard lock(calls_->mutex);
-    calls_->live.insert(call);
-  }
-  stub_->async()->Call(
-      &call->context, &call->request, &call->reply,
-      [calls = calls_, executor = executor_, call,
-       finish = std::move(finish)](const grpc::Status& status) mutable {
-        const std::lock_guard lock(calls->mutex);
-        if (!calls->closed) {
-          executor->Post([finish = std::move(finish), status]() mutable { finish(status); });
+  auto finish =
+      lifetime_.Wrap([this, kind, answered = std::move(answered)](
+                         const std::unique_ptr<OneCall>& ended, const grpc::Status& status) {
+        if (status.ok()) {
+          if (ended->reply.code() == 0) return answered(std::move(ended->reply));
+          return answered(Status(StatusCodeFromNumber(static_cast<int>(ended->reply.code())),
+                                 ended->reply.message()));
         }
-        calls->live.erase(call);
-        if (calls->live.empty()) calls->none_left.notify_all();
+        const std::string what =
+            "the metadata store at " + address_ + ": " + status.error_message();
+        if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+          return answered(DeadlineExceeded(what));
+        }
+        answered(kind == Kind::kChange ? UnknownOutcome(what)
+                                       : Unreachable(address_, status.error_message()));
       });
+  stub_->async()->Call(&call->context, &call->request, &call->reply,
+                       [calls = calls_, executor = executor_, call,
+                        finish = std::move(finish)](const grpc::Status& status) {
+                         calls->End(
+                             call, *executor,
+                             [finish, status](const std::unique_ptr<OneCall>& ended) mutable {
+                               finish(ended, status);
+                             });
+                       });
 }
 
 }  // namespace backstay::replication

@@ -57,22 +57,10 @@ grpc::ChannelArguments PeerChannelArguments() {
 }
 
 // One call in flight: what gRPC reads and writes until it has run the callback.
-struct CallState {
+struct GrpcMessenger::CallState {
   grpc::ClientContext context;
   wire::Request request;
   wire::Reply reply;
-};
-
-struct GrpcMessenger::Calls {
-  std::mutex mutex;
-  std::condition_variable none_left;
-  std::set<std::shared_ptr<CallState>> live;  // Guarded by mutex.
-  bool closed = false;                        // Guarded by mutex: completions no longer run.
-
-  bool IsClosed() {
-    std::lock_guard lock(mutex);
-    return closed;
-  }
 };
 
 GrpcMessenger::GrpcMessenger(Executor& executor, Resolver resolver,
@@ -80,18 +68,9 @@ GrpcMessenger::GrpcMessenger(Executor& executor, Resolver resolver,
     : executor_(executor),
       resolver_(std::move(resolver)),
       credentials_(std::move(credentials)),
-      calls_(std::make_shared<Calls>()) {}
+      calls_(std::make_shared<GrpcCalls<CallState>>()) {}
 
-GrpcMessenger::~GrpcMessenger() {
-  std::unique_lock lock(calls_->mutex);
-  calls_->closed = true;
-  // Cancelled without the lock, because a callback may run inside of it.
-  const std::set<std::shared_ptr<CallState>> live = calls_->live;
-  lock.unlock();
-  for (const std::shared_ptr<CallState>& call : live) call->context.TryCancel();
-  lock.lock();
-  calls_->none_left.wait(lock, [&] { return calls_->live.empty(); });
-}
+GrpcMessenger::~GrpcMessenger() { calls_->Close(); }
 
 wire::Peer::Stub& GrpcMessenger::StubFor(const std::string& address) {
   std::unique_ptr<wire::Peer::Stub>& stub = stubs_[address];
@@ -112,32 +91,24 @@ void GrpcMessenger::Send(const NodeId& to, wire::Request request, Deadline deadl
     });
     return;
   }
-  auto state = std::make_shared<CallState>();
-  state->request = std::move(request);
-  state->context.set_deadline(SystemDeadline(executor_, deadline));
-  {
-    std::lock_guard lock(calls_->mutex);
-    calls_->live.insert(state);
-  }
+  CallState* const call = calls_->Add(std::make_unique<CallState>());
+  call->request = std::move(request);
+  call->context.set_deadline(SystemDeadline(executor_, deadline));
+  const auto answer = [to, address = *address, done = std::move(done)](
+                          const std::unique_ptr<CallState>& ended, const grpc::Status& status) {
+    if (!status.ok()) return done(FromGrpc(to, address, status));
+    const wire::StatusMessage& said = ended->reply.status();
+    if (said.code() != 0) {
+      return done(Status(StatusCodeFromNumber(static_cast<int>(said.code())), said.message()));
+    }
+    done(std::move(ended->reply));
+  };
   StubFor(*address).async()->Call(
-      &state->context, &state->request, &state->reply,
-      [calls = calls_, &executor = executor_, state, to, address = *address,
-       done = std::move(done)](grpc::Status status) {
-        std::lock_guard lock(calls->mutex);
-        if (!calls->closed) {
-          executor.Post([calls, state, to, address, status, done] {
-            if (calls->IsClosed()) return;
-            if (!status.ok()) return done(FromGrpc(to, address, status));
-            const wire::StatusMessage& answer = state->reply.status();
-            if (answer.code() != 0) {
-              return done(
-                  Status(StatusCodeFromNumber(static_cast<int>(answer.code())), answer.message()));
-            }
-            done(std::move(state->reply));
-          });
-        }
-        calls->live.erase(state);
-        if (calls->live.empty()) calls->none_left.notify_all();
+      &call->context, &call->request, &call->reply,
+      [calls = calls_, &executor = executor_, call, answer](const grpc::Status& status) {
+        calls->End(call, executor, [answer, status](const std::unique_ptr<CallState>& ended) {
+          answer(ended, status);
+        });
       });
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/executor.h"
+#include "replication/grpc_calls.h"
 #include "replication/messenger.h"
 #include "replication/peer_service.grpc.pb.h"
 
@@ -39,7 +40,7 @@ class GrpcMessenger : public Messenger {
             Completion<wire::Reply> done) override;
 
  private:
-  struct Calls;  // In flight; shared with gRPC's threads.
+  struct CallState;
 
   wire::Peer::Stub& StubFor(const std::string& address);
 
@@ -47,7 +48,7 @@ class GrpcMessenger : public Messenger {
   const Resolver resolver_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   std::map<std::string, std::unique_ptr<wire::Peer::Stub>> stubs_;
-  std::shared_ptr<Calls> calls_;
+  std::shared_ptr<GrpcCalls<CallState>> calls_;  // In flight; shared with gRPC's threads.
 };
 
 // The server side: hands each message to the router on the executor, and sends what the router

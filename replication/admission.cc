@@ -46,10 +46,14 @@ Status Admission::Check(const wire::AdmitShard& request) const {
   }
   if (record_.exists() && !record_.record().ended() &&
       record_.record().token_digest() != request.token_digest()) {
-    return PermissionDenied("job " + job_.value +
-                            " belongs to another token; use the job's token, or another job name");
+    return AnotherToken();
   }
   return CheckAgainstOthers(ShardId(request.shard_id()), request);
+}
+
+Status Admission::AnotherToken() const {
+  return PermissionDenied("job " + job_.value +
+                          " belongs to another token; use the job's token, or another job name");
 }
 
 // All live ranks of a job have one world size and one policy.
@@ -147,6 +151,7 @@ void Admission::OnAdmitShard(const NodeInstance& from, const wire::AdmitShard& r
   }
   member.rank = request.rank();
   member.world_size = request.world_size();
+  member.token_digest = request.token_digest();
   member.size_bytes = request.size_bytes();
   member.replicas = request.replicas();
   member.versions = request.versions();
@@ -343,9 +348,16 @@ void Admission::Place() {
     if (!IsWaiting(member)) placement.Assign(member.primary.node, member.TargetNodes());
   }
   std::vector<ShardId> refused;
+  std::vector<ShardId> strangers;
   bool waiting = false;
   for (auto& [id, member] : members_) {
     if (IsWaiting(member)) {
+      // Came while the record was being written, for somebody else's first shard.
+      if (record_.exists() && record_.record().token_digest() != member.token_digest &&
+          !record_.record().ended()) {
+        strangers.push_back(id);
+        continue;
+      }
       if (!RecordFits(member) && member.reply) continue;
       if (!window_is_over) {
         waiting = true;
@@ -363,6 +375,7 @@ void Admission::Place() {
     }
   }
   place_needed_ = waiting;
+  for (const ShardId& id : strangers) Refuse(id, AnotherToken());
   for (const ShardId& id : refused) {
     Refuse(id, placement.CheckPolicy(job_, members_.at(id).replicas));
   }

@@ -60,6 +60,7 @@ class Admission {
   };
 
   Status Check(const wire::AdmitShard& request) const;
+  Status AnotherToken() const;
   Status CheckAgainstOthers(const ShardId& shard, const wire::AdmitShard& request) const;
   Status CheckClaim(const ShardId& shard, const wire::AdmitShard& request) const;
   void Resize(const NodeInstance& from, const wire::AdmitShard& request, ReplyFunction reply);

@@ -38,10 +38,27 @@ HolderAgent::~HolderAgent() {
 
 // ---- Memory -------------------------------------------------------------------------------------
 
-void HolderAgent::OnReserve(const wire::Reserve& reserve, ReplyFunction reply) {
+// Messages overtake each other: a "give back" that comes after the next "reserve" must not undo it.
+bool HolderAgent::TakeOrder(const ShardId& shard, std::pair<uint64_t, uint64_t> order) {
+  if (reserve_orders_.size() > 2 * kReservationsMax) {
+    std::erase_if(reserve_orders_,
+                  [this](const auto& entry) { return !reservations_.contains(entry.first); });
+  }
+  std::pair<uint64_t, uint64_t>& newest = reserve_orders_[shard];
+  if (order < newest) return false;
+  newest = order;
+  return true;
+}
+
+void HolderAgent::OnReserve(const wire::Header& header, const wire::Reserve& reserve,
+                            ReplyFunction reply) {
   const ShardId shard(reserve.shard_id());
   if (shard.empty() || shard.value.size() > kNameBytesMax || reserve.versions() > kVersionsMax) {
     return reply(InvalidArgument("malformed reservation of job " + job_.value));
+  }
+  if (!TakeOrder(shard, {header.term(), reserve.number()})) {
+    return reply(
+        Unavailable("a later word on the memory of shard " + shard.value + " was here before"));
   }
   auto found = reservations_.find(shard);
   if (reserve.versions() == 0) {
@@ -56,24 +73,28 @@ void HolderAgent::OnReserve(const wire::Reserve& reserve, ReplyFunction reply) {
   if (found != reservations_.end()) {
     HeldReservation& held = found->second;
     held.revision = std::max<Revision>(held.revision, reserve.record_revision());
-    if (held.id.value == 0) {
+    if (held.id.value == 0 || held.resizing) {
       return reply(Unavailable("memory for shard " + shard.value + " is being made ready on " +
                                peers_.self().node.value));
     }
     if (held.size_bytes == reserve.size_bytes() && held.slot_count == slot_count) {
       return reply(wire::Reply());
     }
-    pool_.Resize(held.id, reserve.size_bytes(), slot_count,
-                 lifetime_.Wrap([this, shard, size_bytes = reserve.size_bytes(), slot_count,
-                                 reply](const Status& status) {
-                   if (!status.ok()) return reply(status);
-                   const auto resized = reservations_.find(shard);
-                   if (resized != reservations_.end()) {
-                     resized->second.size_bytes = size_bytes;
-                     resized->second.slot_count = slot_count;
-                   }
-                   reply(wire::Reply());
-                 }));
+    held.resizing = true;
+    pool_.Resize(
+        held.id, reserve.size_bytes(), slot_count,
+        lifetime_.Wrap([this, shard, made_for = held.made_for, size_bytes = reserve.size_bytes(),
+                        slot_count, reply](const Status& status) {
+          const auto resized = reservations_.find(shard);
+          if (resized == reservations_.end() || resized->second.made_for != made_for) {
+            return reply(Unavailable("the reservation was given back meanwhile"));
+          }
+          resized->second.resizing = false;
+          if (!status.ok()) return reply(status);
+          resized->second.size_bytes = size_bytes;
+          resized->second.slot_count = slot_count;
+          reply(wire::Reply());
+        }));
     return;
   }
   if (reservations_.size() >= kReservationsMax) {
@@ -85,22 +106,24 @@ void HolderAgent::OnReserve(const wire::Reserve& reserve, ReplyFunction reply) {
   held.size_bytes = reserve.size_bytes();
   held.slot_count = slot_count;
   held.revision = reserve.record_revision();
+  held.made_for = ++last_made_;
   pool_.Reserve({.purpose = reserve.repair() ? store::Purpose::kRepair : store::Purpose::kHeld,
                  .job = job_,
                  .shard = shard,
                  .slot_bytes = reserve.size_bytes(),
                  .slot_count = slot_count,
                  .chunk_bytes = chunk_bytes_},
-                lifetime_.Wrap([this, shard, reply](Result<store::ReservationId> id) {
+                lifetime_.Wrap([this, shard, made_for = held.made_for,
+                                reply](Result<store::ReservationId> id) {
                   const auto made = reservations_.find(shard);
+                  const bool wanted =
+                      made != reservations_.end() && made->second.made_for == made_for;
                   if (!id.ok()) {
-                    if (made != reservations_.end() && made->second.id.value == 0) {
-                      reservations_.erase(made);
-                    }
+                    if (wanted) reservations_.erase(made);
                     return reply(id.status());
                   }
-                  if (made == reservations_.end() || made->second.id.value != 0) {
-                    // Given back meanwhile.
+                  if (!wanted) {
+                    // Given back meanwhile, and perhaps asked for again in another size.
                     pool_.Release(*id);
                     return reply(Unavailable("the reservation was given back meanwhile"));
                   }

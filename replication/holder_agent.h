@@ -44,7 +44,7 @@ class HolderAgent {
   HolderAgent(const HolderAgent&) = delete;
   HolderAgent& operator=(const HolderAgent&) = delete;
 
-  void OnReserve(const wire::Reserve& reserve, ReplyFunction reply);
+  void OnReserve(const wire::Header& header, const wire::Reserve& reserve, ReplyFunction reply);
   void OnOffer(const wire::Header& header, const wire::Offer& offer, const JobView& view,
                ReplyFunction reply);
   void OnRelease(const wire::Header& header, const wire::Release& release, ReplyFunction reply);
@@ -71,6 +71,8 @@ class HolderAgent {
     store::ReservationId id;  // 0 while it is being made.
     uint64_t size_bytes = 0;
     uint32_t slot_count = 0;
+    bool resizing = false;  // To something else than these.
+    uint64_t made_for = 0;  // Which of the agent's reservations it is.
     Revision revision = 0;  // Of the job's record that it was made, or asked for again, for.
   };
   // One slot of the repair reserve, from the first offer that finds no other until one takes it.
@@ -89,6 +91,8 @@ class HolderAgent {
   Result<const store::Shard*> BeginInRepairReserve(store::ShardTable::ReceiveRequest request);
   // Gives up one uncommitted shard of this id to make room for `name`. False: there is none.
   bool DisplaceFor(const ShardName& name, const JobView& view);
+  // False: a later word on this shard's memory was here before.
+  bool TakeOrder(const ShardId& shard, std::pair<uint64_t, uint64_t> order);
   void OnReceiverEnded(ShardName name);  // A copy: ends the receiver that it came with.
   void ReleaseEnded(Revision revision);
   void Sweep();
@@ -104,6 +108,9 @@ class HolderAgent {
   transport::Puller& puller_;
   std::function<void(const ShardName&)> on_quarantine_;
   std::map<ShardId, HeldReservation> reservations_;
+  // The newest word on each, also on one that was given back: (term, number).
+  std::map<ShardId, std::pair<uint64_t, uint64_t>> reserve_orders_;
+  uint64_t last_made_ = 0;
   std::map<ShardName, std::unique_ptr<ReplicaReceiver>> receivers_;
   std::map<ShardName, RepairRoom> repair_rooms_;
   size_t verify_count_ = 0;

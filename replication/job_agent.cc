@@ -130,7 +130,7 @@ void JobAgent::OnRequest(const wire::Request& request, ReplyFunction reply) {
     case wire::Request::kAck:
       return OnAck(header, request.ack(), std::move(reply));
     case wire::Request::kReserve:
-      return holder_.OnReserve(request.reserve(), std::move(reply));
+      return holder_.OnReserve(request.header(), request.reserve(), std::move(reply));
     case wire::Request::kRelease:
       return holder_.OnRelease(header, request.release(), std::move(reply));
     case wire::Request::kJobState:

@@ -78,6 +78,7 @@ struct ShardMember {
   State state = State::kWaiting;
   uint32_t rank = 0;
   uint32_t world_size = 0;
+  std::string token_digest;
   uint64_t size_bytes = 0;
   std::optional<uint64_t> agreed_bytes;  // Of a resize under way: what is in force if it fails.
   uint32_t replicas = 0;

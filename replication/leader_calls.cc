@@ -14,7 +14,8 @@ LeaderCalls::LeaderCalls(JobName job, Term term, const LeaderSeams& seams,
       message_deadline_(message_deadline),
       on_deposed_(std::move(on_deposed)) {}
 
-void LeaderCalls::Fill(const JobName& job, const NodeInstance& to, wire::Request& request) const {
+void LeaderCalls::Fill(const JobName& job, const NodeInstance& to, wire::Request& request) {
+  if (request.has_reserve()) request.mutable_reserve()->set_number(++reserve_count_);
   const bool own = job == job_;
   wire::Header& header = *request.mutable_header();
   header = seams_.router->MakeHeader(job, own ? term_ : seams_.router->fence(job).term);

@@ -29,7 +29,7 @@ class LeaderCalls {
   Term term() const { return term_; }
 
  private:
-  void Fill(const JobName& job, const NodeInstance& to, wire::Request& request) const;
+  void Fill(const JobName& job, const NodeInstance& to, wire::Request& request);
 
   const JobName job_;
   const Term term_;
@@ -37,6 +37,7 @@ class LeaderCalls {
   const Duration message_deadline_;
   const StatusCompletion on_deposed_;
   Generation generation_;
+  uint64_t reserve_count_ = 0;
   Lifetime lifetime_;
 };
 

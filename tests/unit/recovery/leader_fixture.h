@@ -88,6 +88,8 @@ class LeaderFixture {
   uint32_t versions = 2;
 
   // The trainer of `rank` on `node` registers; its process number is 100 + rank unless given.
+  // `trainer` 0: one of its own for each rank.
+  wire::Request MakeAdmission(uint32_t rank, uint64_t trainer) const;
   Answer Admit(uint32_t rank, const std::string& node, uint64_t trainer = 0, bool repeated = false);
   Answer Resize(uint32_t rank, const std::string& node, uint64_t size_bytes);
   void AdmitAll();
@@ -117,7 +119,6 @@ class LeaderFixture {
     LeaderFixture* const fixture_;
   };
 
-  wire::Request MakeAdmission(uint32_t rank, uint64_t trainer) const;
   void Join(const std::string& name);
   Result<wire::Reply> Serve(FakeNode& node, const wire::Request& request);
   wire::ReplicateReply Replicate(FakeNode& node, const wire::Replicate& order);

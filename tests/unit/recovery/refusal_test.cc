@@ -51,6 +51,18 @@ TEST_F(RefusalTest, AJobThatTheDomainsCannotSatisfyIsEndedAndMayTryAgain) {
   EXPECT_FALSE(cluster_.ReadRecord().ended());
 }
 
+// Attack: two users start jobs of one name while the first one's record is being written.
+TEST_F(RefusalTest, AnotherTokenIsRefusedAlsoWhileTheRecordIsBeingWritten) {
+  cluster_.Elect();
+  const auto first = cluster_.Admit(0, "a");
+  replication::wire::Request stranger = cluster_.MakeAdmission(1, 0);
+  stranger.mutable_admit_shard()->set_token_digest(std::string(32, 's'));
+  cluster_.node("b").trainers.push_back(stranger.admit_shard().trainer());
+  const auto second = cluster_.Ask("b", std::move(stranger));
+  EXPECT_EQ(cluster_.Wait(second).status().code(), StatusCode::kPermission);
+  EXPECT_TRUE(cluster_.Wait(first).ok());
+}
+
 TEST_F(RefusalTest, ARefusalEndsNoJobThatSomebodyWasLetInto) {
   cluster_.Elect();
   ASSERT_TRUE(cluster_.Wait(cluster_.Admit(0, "a")).ok());

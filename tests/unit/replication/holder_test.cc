@@ -374,6 +374,31 @@ TEST_F(HolderTest, AnEndedJobsReservationsEndButNotALaterJobs) {
       << "its trainer speaks for no later job of this name";
 }
 
+// Attack: memory is given back, then asked for again, and the messages overtake each other; or the
+// same while the first is still being made.
+TEST_F(HolderTest, ALateWordOnAReservationChangesNothing) {
+  const auto word = [](const char* shard, uint64_t number, uint64_t size_bytes) {
+    wire::Request request;
+    request.mutable_reserve()->set_shard_id(shard);
+    request.mutable_reserve()->set_number(number);
+    request.mutable_reserve()->set_size_bytes(size_bytes);
+    request.mutable_reserve()->set_versions(size_bytes == 0 ? 0 : 1);
+    return request;
+  };
+  const uint64_t before_bytes = cluster_.node(2).pool->Stats().reserved_bytes;
+  ASSERT_TRUE(cluster_.Call(2, word("late", 5, 2 * kBytes)).ok());
+  const uint64_t after_bytes = cluster_.node(2).pool->Stats().reserved_bytes;
+  ASSERT_GT(after_bytes, before_bytes);
+  EXPECT_EQ(cluster_.Call(2, word("late", 4, 0)).status().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(cluster_.Call(2, word("late", 3, kBytes)).status().code(), StatusCode::kUnavailable);
+  EXPECT_EQ(cluster_.node(2).pool->Stats().reserved_bytes, after_bytes);
+  EXPECT_TRUE(cluster_.Call(2, word("late", 5, 2 * kBytes)).ok()) << "repeated";
+  EXPECT_TRUE(cluster_.Call(2, word("late", 6, 0)).ok());
+  EXPECT_EQ(cluster_.node(2).pool->Stats().reserved_bytes, before_bytes);
+  EXPECT_EQ(cluster_.Call(2, word("late", 5, 2 * kBytes)).status().code(), StatusCode::kUnavailable)
+      << "also after it was given back";
+}
+
 // The node hears of the end of the job, its fetches do not.
 TEST_F(HolderTest, AFetchOutlivesTheJobsShardsAroundIt) {
   SaveProtected(10);

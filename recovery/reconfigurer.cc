@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
 #include "replication/job_record.h"
 #include "replication/leader_status.h"
 
@@ -220,7 +221,7 @@ void Reconfigurer::Close(const AttemptUuid& uuid) {
 }
 
 void Reconfigurer::ReadForkRecord(const JobName& fork_job) {
-  if (fork_read_in_flight_) return;
+  if (fork_read_in_flight_ || seams_.executor->Now() < next_fork_read_) return;
   fork_read_in_flight_ = true;
   const auto on_read = [this, fork_job](const Result<replication::StoredJob>& stored) {
     fork_read_in_flight_ = false;
@@ -232,6 +233,13 @@ void Reconfigurer::ReadForkRecord(const JobName& fork_job) {
     } else if (stored.status().code() == StatusCode::kNotFound) {
       fork_record_.reset();  // Known not to exist.
       fork_record_of_ = fork_job;
+    } else {
+      // The store is away, or the record is unreadable here and may be replaced.
+      next_fork_read_ = seams_.executor->Now() + kForkReadInterval;
+      Log(LogLevel::kWarning, "the record of a job to fork cannot be read",
+          {{"job", fork_job.value},
+           {"error",
+            stored.ok() ? "it is damaged, or of another version" : stored.status().ToString()}});
     }
     leader_.Poke();
   };

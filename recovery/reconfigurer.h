@@ -38,6 +38,8 @@ class Reconfigurer {
   static constexpr Duration kSweepInterval = std::chrono::milliseconds(50);
   // Between two plans while something is unknown.
   static constexpr Duration kPlanInterval = std::chrono::milliseconds(20);
+  // Between two tries to read the record of a job that is forked.
+  static constexpr Duration kForkReadInterval = std::chrono::milliseconds(500);
 
   // Registers itself with `leader`, which outlives it.
   Reconfigurer(JobName job, const replication::LeaderSeams& seams,
@@ -124,6 +126,7 @@ class Reconfigurer {
   std::optional<replication::wire::JobRecord> fork_record_;
   JobName fork_record_of_;
   bool fork_read_in_flight_ = false;
+  Instant next_fork_read_;
 
   // Of the recorded decision, uuid and attempt below.
   AttemptUuid decided_uuid_;

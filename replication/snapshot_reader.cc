@@ -26,11 +26,14 @@ const wire::SnapshotStatus* Pick(const wire::LeaderStatusReply& status, Snapshot
   const wire::SnapshotStatus* picked = nullptr;
   for (const wire::SnapshotStatus& snapshot : status.snapshots()) {
     const SnapshotId id = FromWire(snapshot.snapshot());
-    if (newest ? snapshot.state() == wire::SnapshotStatus::COMMITTED &&
-                     (picked == nullptr || id > FromWire(picked->snapshot()))
-               : id == wanted) {
-      picked = &snapshot;
+    if (!newest) {
+      if (id == wanted) picked = &snapshot;
+      continue;
     }
+    // What is committed beyond the last commit is off the lineage: the job went on from before it.
+    const bool counts = snapshot.state() == wire::SnapshotStatus::COMMITTED &&
+                        id.step.value <= status.state().last_committed_step();
+    if (counts && (picked == nullptr || id > FromWire(picked->snapshot()))) picked = &snapshot;
   }
   return picked;
 }

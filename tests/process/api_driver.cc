@@ -68,10 +68,10 @@ const char* EventName(int32_t kind) {
   }
 }
 
-// What a rank saves at a step: every byte follows from the step, so that a reader knows what to
+// What a rank saves at a step: every byte follows from the two, so that a reader knows what to
 // find.
-void FillState(uint64_t step, std::vector<uint8_t>& state) {
-  uint64_t word = step * 0x9E3779B97F4A7C15u + 1;
+void FillState(uint64_t step, uint32_t rank, std::vector<uint8_t>& state) {
+  uint64_t word = (step + uint64_t{rank} * 0xD1B54A32D192ED03u) * 0x9E3779B97F4A7C15u + 1;
   for (uint8_t& byte : state) {
     word = word * 6364136223846793005u + 1442695040888963407u;
     byte = static_cast<uint8_t>(word >> 56);
@@ -152,6 +152,12 @@ class Driver {
     return ToJson(Status());
   }
 
+  // renumber RANK: what the trainer calls itself from the next restore on.
+  Json Renumber(Words& words) {
+    rank_ = static_cast<uint32_t>(words.Number());
+    return ToJson(Status());
+  }
+
   // attempt
   Json NewAttempt(Words&) {
     const Result<std::string> uuid = client_->NewAttempt();
@@ -174,7 +180,13 @@ class Driver {
       options.mode = BACKSTAY_RESUME_FORK;
       options.fork_job = fork_job.c_str();
     }
-    const auto read = [this](const Decision& decision, Shard& shard) {
+    const auto read = [this](const Decision& decision, Shard& shard) -> Status {
+      const Result<backstay::ShardInfo> info = shard.Info();
+      if (!info.ok()) return info.status();
+      if (info.value().rank != rank_) {
+        return {backstay::Code::kCorrupt,
+                "this is rank " + std::to_string(info.value().rank) + "'s state"};
+      }
       return Compare(shard, decision.base_step);
     };
     const Result<Restored> restored = client_->Restore(options, read, timeouts);
@@ -200,7 +212,7 @@ class Driver {
   // copy: all of the state, in the background.
   Json Copy(Words&) {
     if (!save_) return {{"ok", false}, {"message", "nothing is begun"}};
-    FillState(step_, state_);
+    FillState(step_, rank_, state_);
     backstay::Tensor tensor{.name = kTensor,
                             .dtype = backstay::Dtype::kUint8,
                             .data = state_.data(),
@@ -322,9 +334,12 @@ class Driver {
     Status status = shard.Read(kTensor, backstay::MemoryOf(std::span(found)));
     if (!status.ok()) return status;
     std::vector<uint8_t> wanted(state_.size());
-    FillState(step, wanted);
+    const Result<backstay::ShardInfo> info = shard.Info();
+    if (!info.ok()) return info.status();
+    FillState(step, info.value().rank, wanted);
     if (found == wanted) return {};
-    return {backstay::Code::kCorrupt, "the bytes are not those of step " + std::to_string(step)};
+    return {backstay::Code::kCorrupt, "the bytes are not those of step " + std::to_string(step) +
+                                          " of rank " + std::to_string(info.value().rank)};
   }
 
   static const std::map<std::string, Handler> handlers_;
@@ -340,12 +355,16 @@ class Driver {
 };
 
 const std::map<std::string, Driver::Handler> Driver::handlers_ = {
-    {"connect", &Driver::Connect}, {"register", &Driver::Register},  {"resize", &Driver::Resize},
-    {"grow", &Driver::Grow},       {"attempt", &Driver::NewAttempt}, {"restore", &Driver::Restore},
-    {"begin", &Driver::Begin},     {"copy", &Driver::Copy},          {"wait", &Driver::Wait},
-    {"save", &Driver::SaveAll},    {"abandon", &Driver::Abandon},    {"event", &Driver::WaitEvent},
-    {"open", &Driver::Open},       {"read", &Driver::Read},          {"newest", &Driver::Newest},
-    {"fence", &Driver::Fence},     {"fork", &Driver::Fork},          {"finish", &Driver::Finish},
+    {"connect", &Driver::Connect},    {"register", &Driver::Register},
+    {"resize", &Driver::Resize},      {"grow", &Driver::Grow},
+    {"attempt", &Driver::NewAttempt}, {"restore", &Driver::Restore},
+    {"begin", &Driver::Begin},        {"copy", &Driver::Copy},
+    {"wait", &Driver::Wait},          {"save", &Driver::SaveAll},
+    {"abandon", &Driver::Abandon},    {"event", &Driver::WaitEvent},
+    {"open", &Driver::Open},          {"read", &Driver::Read},
+    {"newest", &Driver::Newest},      {"fence", &Driver::Fence},
+    {"fork", &Driver::Fork},          {"finish", &Driver::Finish},
+    {"renumber", &Driver::Renumber},
 };
 
 }  // namespace

@@ -264,6 +264,39 @@ class ClaimTest(ServicesTest):
         second.call("save", 2)
         self.assertEqual(second.call("newest")["step"], 2)
 
+    def pair(self):
+        """Trainers of ranks 0 and 1."""
+        drivers = [self.services.driver(self.services.nodes[i + 1]) for i in range(2)]
+        for driver in drivers:
+            driver.call("connect", driver.node.socket)
+        self.both(drivers, *(("register", self.job, "secret", rank, 2, 1, STATE_BYTES) for rank in range(2)))
+        return drivers
+
+    def both(self, drivers, *calls):
+        """One call each, at once; the same one if there is only one."""
+        calls = calls * 2 if len(calls) == 1 else calls
+        sent = [driver.send(*call) for driver, call in zip(drivers, calls)]
+        answers = [driver.answer(number) for driver, number in zip(drivers, sent)]
+        self.assertTrue(all(answer["ok"] for answer in answers), answers)
+        return answers
+
+    def restore_both(self, drivers):
+        answers = self.both(drivers, ("restore", drivers[0].call("attempt")["uuid"], 20_000))
+        self.assertEqual(answers[0]["step"], answers[1]["step"])
+        return answers[0]["step"]
+
+    def test_ranks_that_swap_their_numbers_swap_their_shards(self):
+        drivers = self.pair()
+        self.restore_both(drivers)
+        self.both(drivers, ("save", 1))
+        self.both(drivers, ("fence", "swapping"))
+        self.both(drivers, ("renumber", 1), ("renumber", 0))
+        self.assertEqual(self.restore_both(drivers), 1)  # Each compares its new rank's bytes.
+        self.both(drivers, ("save", 2))
+        for driver in drivers:
+            driver.close()
+        self.assertEqual(self.restore_both(self.pair()), 2)
+
     def test_another_token_is_refused_by_name(self):
         self.resumed(1).call("save", 1)
         other = self.services.driver(self.services.nodes[2])

@@ -332,9 +332,11 @@ void Reconfigurer::Decide(const AttemptUuid& uuid, const RestoreRequest& request
       fork_record_of_ = JobName();
       announced_.clear();
       leader_.timeline().Add(timeline::kDecided, plan.why, generation());
-    } else if (!status.ok() && status.code() != StatusCode::kUnavailable) {
+    } else if (!status.ok() && status.code() != StatusCode::kUnavailable && !IsDecided(uuid)) {
       callers_.Fail(uuid, status);
     }
+    // Refused, but decided all the same: an earlier try of it, whose answer was lost, had landed.
+    // Its ranks get that decision, as from a new leader.
     leader_.Poke();
   };
   leader_.Apply(

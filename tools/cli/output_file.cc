@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -32,10 +33,11 @@ Result<std::unique_ptr<OutputFile>> OutputFile::Create(const std::string& path, 
   if (!replace && access(path.c_str(), F_OK) == 0) {
     return InvalidArgument(ShowText(path) + " exists; add --force to replace it");
   }
-  const std::string part_path = path + ".part";
-  UniqueFd fd(open(part_path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0600));
+  // A name of its own: two commands that write to one place must not share what is not whole yet.
+  std::string part_path = path + ".part-XXXXXX";
+  UniqueFd fd(mkostemp(part_path.data(), O_CLOEXEC));
   if (fd.get() < 0) return Failed("cannot create", part_path, errno);
-  std::unique_ptr<OutputFile> file(new OutputFile(path, replace, std::move(fd)));
+  std::unique_ptr<OutputFile> file(new OutputFile(path, part_path, replace, std::move(fd)));
   if (size_bytes > 0) {
     const int error = posix_fallocate(file->fd_.get(), 0, static_cast<off_t>(size_bytes));
     if (error != 0) return Failed("cannot reserve room for", part_path, error);
@@ -43,8 +45,11 @@ Result<std::unique_ptr<OutputFile>> OutputFile::Create(const std::string& path, 
   return file;
 }
 
-OutputFile::OutputFile(std::string path, bool replace, UniqueFd fd)
-    : path_(std::move(path)), part_path_(path_ + ".part"), replace_(replace), fd_(std::move(fd)) {}
+OutputFile::OutputFile(std::string path, std::string part_path, bool replace, UniqueFd fd)
+    : path_(std::move(path)),
+      part_path_(std::move(part_path)),
+      replace_(replace),
+      fd_(std::move(fd)) {}
 
 OutputFile::~OutputFile() {
   if (!published_) unlink(part_path_.c_str());
@@ -62,13 +67,20 @@ Status OutputFile::Write(uint64_t offset_bytes, std::span<const std::byte> bytes
   return Status::Ok();
 }
 
+// Without replacing, also when somebody else made the file meanwhile. Returns errno.
+int OutputFile::Rename() {
+  const unsigned flags = replace_ ? 0 : RENAME_NOREPLACE;
+  if (renameat2(AT_FDCWD, part_path_.c_str(), AT_FDCWD, path_.c_str(), flags) == 0) return 0;
+  // NFS, and others, know no such flag, and a link that never replaces does the same.
+  if (replace_ || (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)) return errno;
+  if (link(part_path_.c_str(), path_.c_str()) != 0) return errno;
+  unlink(part_path_.c_str());
+  return 0;
+}
+
 Status OutputFile::Publish() {
   if (fsync(fd_.get()) != 0) return Failed("cannot flush", part_path_, errno);
-  // Without replacing, also when somebody else made the file meanwhile.
-  const unsigned flags = replace_ ? 0 : RENAME_NOREPLACE;
-  if (renameat2(AT_FDCWD, part_path_.c_str(), AT_FDCWD, path_.c_str(), flags) != 0) {
-    return Failed("cannot rename to", path_, errno);
-  }
+  if (const int error = Rename(); error != 0) return Failed("cannot rename to", path_, error);
   published_ = true;
   const UniqueFd folder(open(FolderOf(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.get() < 0 || fsync(folder.get()) != 0) {

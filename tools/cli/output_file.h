@@ -31,7 +31,8 @@ class OutputFile {
   Status Publish();
 
  private:
-  OutputFile(std::string path, bool replace, UniqueFd fd);
+  OutputFile(std::string path, std::string part_path, bool replace, UniqueFd fd);
+  int Rename();
 
   const std::string path_;
   const std::string part_path_;

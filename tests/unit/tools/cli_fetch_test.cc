@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -181,7 +183,11 @@ class OutputFileTest : public ::testing::Test {
     BACKSTAY_RETURN_IF_ERROR(file->Write(0, std::as_bytes(std::span(text))));
     return file->Publish();
   }
-  bool PartExists() const { return std::ifstream(path_ + ".part").good(); }
+  bool PartExists() const {
+    return std::ranges::any_of(
+        std::filesystem::directory_iterator(directory_.path()),
+        [](const auto& entry) { return entry.path().filename().string().starts_with("out.part"); });
+  }
 
   testing::TemporaryDirectory directory_;
   const std::string path_ = directory_.path() + "/out";
@@ -210,6 +216,17 @@ TEST_F(OutputFileTest, AFileThatAppearedMeanwhileIsNotReplaced) {
   std::ofstream(path_) << "theirs";
   EXPECT_FALSE(file->Publish().ok());
   EXPECT_EQ(Contents(path_), "theirs");
+}
+
+TEST_F(OutputFileTest, TwoThatWriteToOnePlaceDoNotMix) {
+  const auto first = OutputFile::Create(path_, 3, true).value();
+  const auto second = OutputFile::Create(path_, 3, true).value();
+  ASSERT_TRUE(first->Write(0, std::as_bytes(std::span("111").first(3))).ok());
+  ASSERT_TRUE(second->Write(0, std::as_bytes(std::span("222").first(3))).ok());
+  ASSERT_TRUE(first->Publish().ok());
+  EXPECT_EQ(Contents(path_), "111");
+  ASSERT_TRUE(second->Publish().ok());
+  EXPECT_EQ(Contents(path_), "222");
 }
 
 TEST_F(OutputFileTest, AFolderThatIsNotThereIsNamed) {

@@ -267,7 +267,7 @@ void AdminQueries::Job(const wire::JobRequest& request, Completion<wire::JobRepl
     *reply.mutable_record() = std::move(entry->record);
     if (entry->leader.node.empty()) {
       reply.set_leader_error(
-          "nobody leads it: no live node has a trainer of it or holds its shards");
+          "nobody leads it now; a node stands for it once it has a trainer of it or its shards");
       return done(std::move(reply));
     }
     *reply.mutable_elected() = replication::ToWire(entry->leader);

@@ -103,14 +103,13 @@ Verdict JudgeFenced(const wire::JobReply& job) {
   return JudgeInterrupted(job, Condition::kFenced, fence.unix_ms(), text);
 }
 
+// Without a leader's word nothing is known of the shards: nobody was asked.
 Verdict JudgeUnled(const wire::JobReply& job) {
   const std::string leader = job.has_elected()
                                  ? "its leader " + ShowName(job.elected().node_id()) +
                                        " does not answer (" + ShowText(job.leader_error()) + ")"
                                  : ShowText(job.leader_error());
-  const bool held = job.has_elected() || !FindLastCommit(job).has_value();
-  if (held) return {Condition::kUnknown, "unknown: " + leader + "; " + LastCommitText(job)};
-  return {Condition::kLost, "lost: " + LastCommitText(job) + ", but " + leader};
+  return {Condition::kUnknown, "unknown: " + leader + "; " + LastCommitText(job)};
 }
 
 // Everything is as the policy wants it.

@@ -220,9 +220,9 @@ TEST(Verdict, ASilentLeaderIsNotTakenForALoss) {
   EXPECT_EQ(Judge(job).condition, Condition::kUnknown);
   EXPECT_THAT(Judge(job).text, HasSubstr("its leader node-1 does not answer"));
   EXPECT_THAT(Judge(job).text, HasSubstr("step 120 was committed 3.2 s ago"));
-  // Nobody stands for the job: nobody holds its shards.
+  // Between two leaders nobody stands for the job either.
   job.clear_elected();
-  EXPECT_EQ(Judge(job).condition, Condition::kLost);
+  EXPECT_EQ(Judge(job).condition, Condition::kUnknown);
 }
 
 TEST(Verdict, NothingYetAndEnded) {

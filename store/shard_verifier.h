@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -10,7 +11,7 @@
 namespace backstay::store {
 
 struct VerifyReport {
-  uint64_t chunk_count = 0;
+  uint64_t chunk_count = 0;          // Read.
   std::vector<uint64_t> bad_chunks;  // Ascending.
 };
 
@@ -30,9 +31,17 @@ class ShardVerifier {
   // FindSealed()'s errors; kNoSpace: the worker pool is full. Does not change the shard: the caller
   // quarantines it.
   void Verify(const ShardName& name, Completion<VerifyReport> done);
+  // The same of `chunk_count` chunks from `first_chunk` on, which must exist.
+  void VerifyChunks(const ShardName& name, uint64_t first_chunk, uint64_t chunk_count,
+                    Completion<VerifyReport> done);
+  static uint64_t BatchChunks(uint32_t chunk_bytes) {
+    return std::max<uint64_t>(1, kBatchBytes / chunk_bytes);
+  }
 
  private:
   struct Run;
+  void Start(const Shard& shard, uint64_t first_chunk, uint64_t chunk_count,
+             Completion<VerifyReport> done);
   void NextBatch(std::shared_ptr<Run> run);
 
   ShardTable& table_;

@@ -26,6 +26,15 @@ Json MemoryJson(const NodeStatusReply& s) {
           {"repair_reserve", s.repair_reserve_bytes()}};
 }
 
+Json ScrubJson(const replication::wire::Scrub& scrub) {
+  return {{"bytes_per_second", scrub.bytes_per_second()},
+          {"bytes", scrub.bytes()},
+          {"bad_shards", scrub.bad_shards()},
+          {"passes", scrub.passes()},
+          {"last_pass_unix_ms",
+           scrub.last_pass_unix_ms() == 0 ? Json() : Json(scrub.last_pass_unix_ms())}};
+}
+
 Json NodeJson(const wire::NodeReport& node) {
   const NodeStatusReply& s = node.status();
   Json peers = Json::array();
@@ -58,6 +67,7 @@ Json NodeJson(const wire::NodeReport& node) {
           {"answered", node.answered()},
           {"error", node.error().empty() ? Json() : Json(ShowText(node.error()))},
           {"memory", MemoryJson(s)},
+          {"scrub", ScrubJson(s.scrub())},
           {"huge_pages", s.huge_pages()},
           {"peers", peers},
           {"control_address",
@@ -141,6 +151,12 @@ std::string NodesText(const wire::ClusterReply& cluster) {
   for (const wire::NodeReport& node : cluster.nodes()) {
     if (node.answered()) continue;
     text += ShowName(node.node().node_id()) + " does not answer: " + ShowText(node.error()) + "\n";
+  }
+  for (const wire::NodeReport& node : cluster.nodes()) {
+    const uint64_t bad = node.status().scrub().bad_shards();
+    if (bad == 0) continue;
+    text += ShowName(node.node().node_id()) + ": scrubbing its memory found " +
+            Count(bad, "damaged shard") + " since it started\n";
   }
   std::string departed;
   for (const auto& node : cluster.departed()) {

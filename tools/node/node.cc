@@ -53,6 +53,8 @@ Node::Node(NodeConfig config, NodeSeams seams)
             *seams_.executor, seams_.offload, *seams_.memory, *seams_.budget),
       table_(pool_),
       verifier_(table_, *seams_.executor, seams_.offload),
+      scrubber_(table_, verifier_, *seams_.executor, config_.scrub_bytes_per_second,
+                [this](const ShardName& name) { OnScrubbedBad(name); }),
       started_unix_ms_(seams_.executor->clock().UnixMillis()) {
   HandleMessages();
   pool_.OnSlotFree(lifetime_.Wrap([this](store::ReservationId) {
@@ -266,6 +268,17 @@ void Node::StepLeadership(JobHost& host) {
       }));
 }
 
+// As when a reader found it: it is read whole, set aside, and the leader has it made again.
+void Node::OnScrubbedBad(const ShardName& name) {
+  JobHost* const host = Host(name.job);
+  if (host == nullptr) return;  // Not a member now: found again in the next pass.
+  host->agent->holder().VerifyOwn(name, [name](const Result<store::VerifyReport>& report) {
+    if (report.ok()) return;
+    Log(LogLevel::kWarning, "a scrub found damage and could not set the shard aside yet",
+        {{"shard", ToString(name)}, {"error", report.status().ToString()}});
+  });
+}
+
 void Node::ForgetIdleJobs() {
   if (core_ != nullptr) {
     const Instant now = seams_.executor->Now();
@@ -367,6 +380,13 @@ wire::NodeStatusReply Node::Describe() const {
   status.set_free_slot_bytes(stats.free_bytes);
   status.set_huge_pages(stats.huge_page_bytes != 0);
   status.set_repair_reserve_bytes(stats.repair_reserve_bytes);
+  const store::Scrubber::Stats& scrubbed = scrubber_.stats();
+  wire::Scrub& scrub = *status.mutable_scrub();
+  scrub.set_bytes_per_second(config_.scrub_bytes_per_second);
+  scrub.set_bytes(scrubbed.scrubbed_bytes);
+  scrub.set_bad_shards(scrubbed.bad_shards);
+  scrub.set_passes(scrubbed.passes);
+  scrub.set_last_pass_unix_ms(scrubbed.last_pass_unix_ms);
   status.set_started_unix_ms(started_unix_ms_);
   status.set_version(config_.record.version);
   status.set_control_address(config_.record.control_address);

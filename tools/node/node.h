@@ -21,6 +21,7 @@
 #include "replication/trainer_port.h"
 #include "store/memory_budget.h"
 #include "store/offload.h"
+#include "store/scrubber.h"
 #include "store/shard_table.h"
 #include "store/shard_verifier.h"
 #include "store/slot_memory.h"
@@ -49,7 +50,8 @@ struct NodeConfig {
   StoreId store;  // The metadata store that it was bound to; another one is refused.
   uint32_t chunk_bytes = kChunkBytesDefault;
   uint64_t repair_reserve_bytes = 0;
-  bool serves_metadata = false;  // For status.
+  uint64_t scrub_bytes_per_second = 0;  // 0: not at all.
+  bool serves_metadata = false;         // For status.
   Duration lease_ttl = std::chrono::seconds(3);
   replication::LeaderConfig leader;
 };
@@ -134,6 +136,7 @@ class Node : public replication::TrainerPort {
   void HandleMessages();
   void OnJobMessage(const replication::wire::Request& request, replication::ReplyFunction reply);
   void StepLeadership(JobHost& host);
+  void OnScrubbedBad(const ShardName& name);
   void ForgetIdleJobs();
   void WatchStore();
 
@@ -146,6 +149,7 @@ class Node : public replication::TrainerPort {
   store::SlotPool pool_;
   store::ShardTable table_;
   store::ShardVerifier verifier_;
+  store::Scrubber scrubber_;
   std::unique_ptr<Core> core_;
   std::set<TrainerSession*> sessions_;  // All that there are.
   StatusCompletion on_joined_;

@@ -78,6 +78,9 @@ void AddOptions(CLI::App& app, ServiceConfig& c) {
   app.add_option("--repair-reserve", c.repair_reserve_bytes,
                  "part of the budget that only repair may use")
       ->transform(kByteSize);
+  app.add_option("--scrub-rate", c.scrub_bytes_per_second,
+                 "memory to read again and verify each second, 0 for none (default: 128MiB)")
+      ->transform(kByteSize);
   app.add_option("--chunk", c.chunk_bytes, "unit of checksum and transfer")
       ->transform(kByteSize)
       ->default_str("1MiB");

@@ -27,6 +27,7 @@ struct ServiceConfig {
   std::string metrics_address = "127.0.0.1:7422";  // Prometheus; empty: none.
   uint64_t memory_budget_bytes = 0;                // 0: half of the machine's memory.
   uint64_t repair_reserve_bytes = 0;               // Kept for repair; saves cannot use it.
+  uint64_t scrub_bytes_per_second = 128 * kMiB;    // Read again unasked; 0: nothing.
   uint64_t chunk_bytes = kMiB;
   bool serve_metadata = false;   // Host the embedded metadata store.
   std::string metadata_address;  // Control address of the service that hosts it.

@@ -50,6 +50,9 @@ struct Metrics::Figures {
   GaugeFamily* peer_read = nullptr;
   GaugeFamily* peer_served = nullptr;
   GaugeFamily* peer_failures = nullptr;
+  GaugeFamily* scrubbed = nullptr;
+  GaugeFamily* scrub_bad = nullptr;
+  GaugeFamily* scrub_passes = nullptr;
   GaugeFamily* shards = nullptr;
   GaugeFamily* trainers = nullptr;
   GaugeFamily* generation = nullptr;
@@ -82,6 +85,12 @@ Result<std::unique_ptr<Metrics>> Metrics::Listen(const std::string& address,
   f.peer_failures = f.Family("backstay_peer_failures",
                              "Connections to a peer that could not be made, or broke while read, "
                              "since the service started");
+  f.scrubbed = f.Family("backstay_scrubbed_bytes",
+                        "Bytes of held shards read again unasked since the service started");
+  f.scrub_bad =
+      f.Family("backstay_scrub_bad_shards", "Damaged shards found so since the service started");
+  f.scrub_passes = f.Family("backstay_scrub_passes",
+                            "Times that everything held was read again since the service started");
   f.shards = f.Family("backstay_shards",
                       "Complete shards in memory, by job and whether they are committed");
   f.trainers = f.Family("backstay_trainers", "Live trainer processes of a job on this node");
@@ -103,6 +112,9 @@ void Metrics::Update(const NodeStatusReply& status) {
     f.memory->Add({{"kind", kind.label}}).Set(static_cast<double>((status.*kind.bytes)()));
   }
   f.budget->Add({}).Set(static_cast<double>(status.budget_bytes()));
+  f.scrubbed->Add({}).Set(static_cast<double>(status.scrub().bytes()));
+  f.scrub_bad->Add({}).Set(static_cast<double>(status.scrub().bad_shards()));
+  f.scrub_passes->Add({}).Set(static_cast<double>(status.scrub().passes()));
   for (const auto& peer : status.peers()) {
     const prometheus::Labels labels = {{"peer", peer.node_id()}, {"transport", peer.transport()}};
     f.peer_read->Add(labels).Set(static_cast<double>(peer.bytes_read()));

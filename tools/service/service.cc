@@ -161,6 +161,7 @@ void Service::OnStoreId(const Result<StoreId>& id) {
   config.store = store_;
   config.chunk_bytes = static_cast<uint32_t>(config_.chunk_bytes);
   config.repair_reserve_bytes = config_.repair_reserve_bytes;
+  config.scrub_bytes_per_second = config_.scrub_bytes_per_second;
   config.serves_metadata = config_.serve_metadata;
   config.lease_ttl = config_.lease_ttl;
   config.leader.save_deadline = config_.save_deadline;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "store/scrubber.h"
 #include "store/shard_verifier.h"
 #include "tests/unit/store/store_fixture.h"
 
@@ -390,6 +391,57 @@ TEST_F(VerifierTest, SaysWhyItCannot) {
   executor_.RunUntilIdle();
   EXPECT_EQ(code, StatusCode::kNoSpace);
   EXPECT_FALSE(table_.IsPinned(Name(10)));
+}
+
+class ScrubberTest : public VerifierTest {
+ protected:
+  // A batch is the whole of each of these small shards, so one is read each `kSize / kRate`.
+  static constexpr uint64_t kRate = kSize / 2;
+
+  std::vector<ShardName> bad_;
+  Scrubber scrubber_{table_, verifier_, executor_, kRate,
+                     [this](const ShardName& name) { bad_.push_back(name); }};
+};
+
+TEST_F(ScrubberTest, FindsDamageThatNobodyHasRead) {
+  const ReservationId own = Reserved(Purpose::kOwn, kSize, 3);
+  Save(Name(10), own, kSize);
+  const Shard* damaged = Save(Name(20), own, kSize);
+  Save(Name(30), own, kSize);
+  executor_.RunFor(std::chrono::seconds(20));
+  EXPECT_TRUE(bad_.empty());
+  EXPECT_GE(scrubber_.stats().passes, 2u);
+  EXPECT_GT(scrubber_.stats().last_pass_unix_ms, 0);
+  damaged->memory->data()[kSize / 2] ^= std::byte{1};
+  executor_.RunFor(std::chrono::seconds(8));
+  ASSERT_FALSE(bad_.empty());
+  EXPECT_EQ(bad_.front(), Name(20));
+  // Set aside, as its owner does: it is not read again.
+  table_.Quarantine(Name(20), "found");
+  const size_t found = bad_.size();
+  EXPECT_EQ(scrubber_.stats().bad_shards, found);
+  executor_.RunFor(std::chrono::seconds(20));
+  EXPECT_EQ(bad_.size(), found);
+}
+
+TEST_F(ScrubberTest, KeepsToItsRateAndPinsNothingInBetween) {
+  Save(Name(10), Reserved(Purpose::kOwn, kSize, 2), kSize);
+  executor_.RunFor(std::chrono::seconds(60));
+  // Two seconds for the shard and one between passes.
+  EXPECT_GE(scrubber_.stats().scrubbed_bytes, 18 * kSize);
+  EXPECT_LE(scrubber_.stats().scrubbed_bytes, 21 * kSize);
+  EXPECT_FALSE(table_.IsPinned(Name(10)));
+}
+
+TEST_F(ScrubberTest, GoesOnWhenWhatItReadsIsDropped) {
+  const ReservationId own = Reserved(Purpose::kOwn, kSize, 2);
+  for (uint64_t step = 10; step < 200; step += 10) {
+    Save(Name(step), own, kSize);
+    executor_.RunFor(std::chrono::milliseconds(700));
+    if (step > 10) EXPECT_TRUE(table_.Drop(Name(step - 10)).ok());
+  }
+  EXPECT_TRUE(bad_.empty());
+  EXPECT_GT(scrubber_.stats().passes, 0u);
 }
 
 }  // namespace

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "base/executor.h"
+#include "base/units.h"
+#include "store/shard_verifier.h"
+
+namespace backstay::store {
+
+// Reads what lies in this node's memory again, shard by shard, all the time, at a set rate: damage
+// that nobody has read yet is found while there are good copies to replace it from.
+//
+// A shard is pinned for one batch at a time, some milliseconds: a scrub never keeps a slot from a
+// save. What is dropped or sealed meanwhile is left out or met in the next pass.
+//
+// Thread:  the control executor; the hashing through the verifier.
+// Memory:  reads sealed shards only.
+// Failure: a batch that the worker pool has no room for is tried again after its usual pause.
+class Scrubber {
+ public:
+  struct Stats {
+    uint64_t scrubbed_bytes = 0;    // Since the start of the service.
+    uint64_t bad_shards = 0;        // Found so.
+    uint64_t passes = 0;            // Ended, over everything that was here.
+    int64_t last_pass_unix_ms = 0;  // When the last one ended; 0: none has.
+  };
+  // Chunks of this shard do not match its manifest. Whoever hears it reads the shard again, and
+  // sets it aside.
+  using OnBad = std::function<void(const ShardName& name)>;
+
+  // `bytes_per_second` 0: never reads anything. All outlive the scrubber.
+  Scrubber(ShardTable& table, ShardVerifier& verifier, Executor& executor,
+           uint64_t bytes_per_second, OnBad on_bad);
+  ~Scrubber();
+  Scrubber(const Scrubber&) = delete;
+  Scrubber& operator=(const Scrubber&) = delete;
+
+  const Stats& stats() const { return stats_; }
+
+ private:
+  // How soon it looks again where there is nothing to read.
+  static constexpr Duration kIdleInterval = std::chrono::seconds(1);
+
+  void ScheduleNext(Duration pause);
+  void ScrubBatch();
+  void OnBatch(const ShardName& name, uint64_t bytes, const Result<VerifyReport>& report);
+  // The next sealed shard after the one that was read last; nothing at the end of a pass.
+  const Shard* NextShard();
+
+  ShardTable& table_;
+  ShardVerifier& verifier_;
+  Executor& executor_;
+  const uint64_t bytes_per_second_;
+  const OnBad on_bad_;
+  std::optional<ShardName> at_;  // Being read, or read last in this pass.
+  Hash128 digest_;               // Of what is being read under that name.
+  uint64_t next_chunk_ = 0;      // Of it; its chunk count when it is read.
+  bool read_any_ = false;        // In this pass.
+  Stats stats_;
+  TimerId timer_ = kNoTimer;
+  Lifetime lifetime_;
+};
+
+}  // namespace backstay::store

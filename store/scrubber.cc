@@ -21,34 +21,33 @@ void Scrubber::ScheduleNext(Duration pause) {
   timer_ = executor_.RunAfter(pause, lifetime_.Wrap([this] { ScrubBatch(); }));
 }
 
-const Shard* Scrubber::NextShard() {
-  if (at_) {
-    const Shard* current = table_.Find(*at_);
-    if (current != nullptr && current->sealed() && current->digest == digest_ &&
-        next_chunk_ < current->ChunkCount()) {
-      return current;
-    }
-  }
+void Scrubber::StartPass() {
   for (const Shard* shard : table_.All()) {
-    if (!shard->sealed() || shard->ChunkCount() == 0) continue;
-    if (at_ && !(*at_ < shard->name)) continue;
-    at_ = shard->name;
-    digest_ = shard->digest;
+    if (shard->sealed()) due_.push_back({shard->name, shard->digest});
+  }
+  next_chunk_ = 0;
+}
+
+const Shard* Scrubber::NextShard() {
+  while (!due_.empty()) {
+    const Shard* shard = table_.Find(due_.front().name);
+    const bool there = shard != nullptr && shard->sealed() && shard->digest == due_.front().digest;
+    if (there && next_chunk_ < shard->ChunkCount()) return shard;
+    due_.pop_front();
     next_chunk_ = 0;
-    return shard;
   }
   return nullptr;
 }
 
 void Scrubber::ScrubBatch() {
+  if (due_.empty()) StartPass();
+  const bool anything = !due_.empty();
   const Shard* shard = NextShard();
   if (shard == nullptr) {
-    if (read_any_) {
+    if (anything) {
       ++stats_.passes;
       stats_.last_pass_unix_ms = executor_.clock().UnixMillis();
     }
-    at_.reset();
-    read_any_ = false;
     return ScheduleNext(kIdleInterval);
   }
   const uint64_t first = next_chunk_;
@@ -66,7 +65,6 @@ void Scrubber::ScrubBatch() {
 
 void Scrubber::OnBatch(const ShardName& name, uint64_t bytes, const Result<VerifyReport>& report) {
   if (report.ok()) {
-    read_any_ = true;
     stats_.scrubbed_bytes += bytes;
     if (!report->bad_chunks.empty()) {
       ++stats_.bad_shards;

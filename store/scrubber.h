@@ -1,8 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
-#include <optional>
 
 #include "base/executor.h"
 #include "base/units.h"
@@ -13,8 +13,9 @@ namespace backstay::store {
 // Reads what lies in this node's memory again, shard by shard, all the time, at a set rate: damage
 // that nobody has read yet is found while there are good copies to replace it from.
 //
-// A shard is pinned for one batch at a time, some milliseconds: a scrub never keeps a slot from a
-// save. What is dropped or sealed meanwhile is left out or met in the next pass.
+// A pass reads what was there at its start, so that a job that saves all the time does not keep the
+// others' shards from being read. What is dropped meanwhile is left out. A shard is pinned for one
+// batch at a time, some milliseconds: a scrub never keeps a slot from a save.
 //
 // Thread:  the control executor; the hashing through the verifier.
 // Memory:  reads sealed shards only.
@@ -45,9 +46,10 @@ class Scrubber {
   static constexpr Duration kIdleInterval = std::chrono::seconds(1);
 
   void ScheduleNext(Duration pause);
+  void StartPass();
   void ScrubBatch();
   void OnBatch(const ShardName& name, uint64_t bytes, const Result<VerifyReport>& report);
-  // The next sealed shard after the one that was read last; nothing at the end of a pass.
+  // What is to be read now; nothing at the end of a pass.
   const Shard* NextShard();
 
   ShardTable& table_;
@@ -55,10 +57,12 @@ class Scrubber {
   Executor& executor_;
   const uint64_t bytes_per_second_;
   const OnBad on_bad_;
-  std::optional<ShardName> at_;  // Being read, or read last in this pass.
-  Hash128 digest_;               // Of what is being read under that name.
-  uint64_t next_chunk_ = 0;      // Of it; its chunk count when it is read.
-  bool read_any_ = false;        // In this pass.
+  struct Due {
+    ShardName name;
+    Hash128 digest;
+  };
+  std::deque<Due> due_;      // In this pass; the first is being read.
+  uint64_t next_chunk_ = 0;  // Of the first.
   Stats stats_;
   TimerId timer_ = kNoTimer;
   Lifetime lifetime_;

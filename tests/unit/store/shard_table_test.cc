@@ -438,7 +438,8 @@ TEST_F(ScrubberTest, GoesOnWhenWhatItReadsIsDropped) {
   for (uint64_t step = 10; step < 200; step += 10) {
     Save(Name(step), own, kSize);
     executor_.RunFor(std::chrono::milliseconds(700));
-    if (step > 10) EXPECT_TRUE(table_.Drop(Name(step - 10)).ok());
+    if (step == 10) continue;
+    EXPECT_TRUE(table_.Drop(Name(step - 10)).ok());
   }
   EXPECT_TRUE(bad_.empty());
   EXPECT_GT(scrubber_.stats().passes, 0u);

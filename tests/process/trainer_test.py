@@ -24,9 +24,9 @@ MEMFD = "/memfd:"
 class Services:
     """A few services for all tests of a class; each test has jobs of its own."""
 
-    def __init__(self, node_count, memory_budget_mib=512):
+    def __init__(self, node_count, flags, memory_budget_mib=512):
         self.directory = tempfile.mkdtemp(prefix="backstay-process-")
-        self.cluster = Cluster(BINARIES, self.directory, node_count, memory_budget_mib)
+        self.cluster = Cluster(BINARIES, self.directory, node_count, memory_budget_mib, flags)
         self._drivers = []
         atexit.register(self.stop)  # Also when the tests are interrupted.
         self.cluster.start()
@@ -97,10 +97,11 @@ class Services:
 
 class ServicesTest(unittest.TestCase):
     NODE_COUNT = 3
+    FLAGS = ()
 
     @classmethod
     def setUpClass(cls):
-        cls.services = Services(cls.NODE_COUNT)
+        cls.services = Services(cls.NODE_COUNT, cls.FLAGS)
 
     @classmethod
     def tearDownClass(cls):
@@ -461,8 +462,8 @@ class ClaimTest(ServicesTest):
         trainer.call("save", 11)
 
 
-class CorruptionTest(ServicesTest):
-    """Memory that lies."""
+class DamageTest(ServicesTest):
+    """Damages memory."""
 
     def flip(self, node, state_bytes):
         """Damages every shard-sized memory file of a service. Returns how many."""
@@ -480,6 +481,32 @@ class CorruptionTest(ServicesTest):
             except (FileNotFoundError, PermissionError):
                 continue
         return damaged
+
+
+class ScrubTest(DamageTest):
+    """Damage that nobody reads."""
+
+    FLAGS = ("--scrub-rate", "256MiB")
+
+    def scrubbed(self, node):
+        status = wait_for(lambda: self.services.cluster.ask("status"), "the status")
+        return next(n["scrub"] for n in status["nodes"] if n["node"] == node.name)
+
+    def test_a_damaged_copy_is_found_and_made_again_without_a_reader(self):
+        trainer = self.resumed(1)
+        trainer.call("save", 1)
+        primary = self.services.nodes[1]
+        self.assertGreater(self.flip(primary, STATE_BYTES), 0)
+        wait_for(lambda: self.scrubbed(primary)["bad_shards"] >= 1, "the scrub to find the damage")
+        wait_for(lambda: self.services.command("verify", self.job, "1").returncode == 0, "repair of the damaged copy")
+        self.assertIn("damaged shard", self.services.command("status").stdout)
+        trainer.call("save", 2)
+
+
+class CorruptionTest(DamageTest):
+    """Memory that lies."""
+
+    FLAGS = ("--scrub-rate", "0")  # Found by whoever reads it.
 
     def test_a_damaged_copy_is_named_and_the_other_is_used(self):
         trainer = self.resumed(1)

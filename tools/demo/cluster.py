@@ -36,10 +36,11 @@ class Node:
 class Cluster:
     """Starts, asks, kills and stops the services. The first node serves the embedded metadata store."""
 
-    def __init__(self, binaries, directory, node_count, memory_budget_mib):
+    def __init__(self, binaries, directory, node_count, memory_budget_mib, flags=()):
         self._backstay = os.path.join(binaries, "backstay")
         self._backstayd = os.path.join(binaries, "backstayd")
         self._budget_mib = memory_budget_mib
+        self._flags = flags
         ports = free_ports(3 * node_count)
         self.nodes = [Node(i + 1, directory, ports[3 * i:3 * i + 3]) for i in range(node_count)]
 
@@ -61,7 +62,7 @@ class Cluster:
             "--memory-budget", f"{self._budget_mib}MiB", "--data-dir", node.directory,
             "--socket", node.socket, "--control-address", node.control,
             "--data-address", node.data, "--metrics-address", node.metrics,
-            "--lease-ttl-ms", str(LEASE_TTL_MS), *metadata,
+            "--lease-ttl-ms", str(LEASE_TTL_MS), *metadata, *self._flags,
         ], os.path.join(node.directory, "log"))
 
     def ask(self, *words):

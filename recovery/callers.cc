@@ -65,6 +65,11 @@ Status Callers::Check(const Reconfigure& request) const {
     return InvalidArgument("a job to fork is named with resume mode fork, and only then");
   }
   const AttemptUuid uuid(request.uuid());
+  const auto newest = newest_of_.find(request.trainer());
+  if (newest != newest_of_.end() && newest->second.call > request.call()) {
+    return Stale("rank " + std::to_string(request.rank()) + " has called for reconfiguration " +
+                 newest->second.uuid.value + " since it called for " + uuid.value);
+  }
   if (IsSuperseded(uuid)) {
     return Stale("a later reconfiguration took the place of " + request.uuid());
   }
@@ -93,11 +98,11 @@ bool Callers::Add(const NodeInstance& from, const Reconfigure& request, Instant 
   }
   const AttemptUuid uuid(request.uuid());
   if (request.trainer() != 0) {
-    const auto newest = newest_of_.find(request.trainer());
-    if (newest != newest_of_.end() && newest->second != uuid) {
-      Supersede(AttemptUuid(newest->second), uuid);
-    }
-    newest_of_[request.trainer()] = uuid;
+    NewestCall& newest = newest_of_[request.trainer()];
+    const AttemptUuid earlier = std::exchange(newest.uuid, uuid);
+    newest.call = request.call();
+    newest.at = now;
+    if (earlier != uuid && groups_.contains(earlier)) Supersede(earlier, uuid);
   }
   CallGroup& group = groups_[uuid];
   if (group.world_size == 0) group.world_size = request.world_size();
@@ -120,7 +125,7 @@ bool Callers::Add(const NodeInstance& from, const Reconfigure& request, Instant 
   const Duration wish = std::chrono::milliseconds(request.timeout_ms());
   caller.node = from;
   caller.request = request;
-  caller.deadline = now + (wish == Duration() ? kTimeoutDefault : std::min(wish, kTimeoutMax));
+  caller.deadline = now + std::min(wish, kTimeoutMax);
   caller.missed_since = Instant();
   caller.reply = std::move(reply);
   return true;
@@ -136,12 +141,16 @@ void Callers::Fail(const AttemptUuid& uuid, const Status& why) {
   if (it == groups_.end()) return;
   CallGroup group = std::move(it->second);
   groups_.erase(it);
-  std::erase_if(newest_of_, [&](const auto& entry) { return entry.second == uuid; });
   for (auto& [rank, caller] : group.callers) Answer(caller, why);
 }
 
 void Callers::FailAll(const Status& why) {
   while (!groups_.empty()) Fail(AttemptUuid(groups_.begin()->first), why);
+}
+
+void Callers::DropOldCalls(Instant now) {
+  std::erase_if(newest_of_,
+                [now](const auto& entry) { return now - entry.second.at >= kCallKept; });
 }
 
 void Callers::DropGone(const std::function<bool(Caller&)>& is_gone) {

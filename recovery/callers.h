@@ -42,16 +42,20 @@ std::string DescribeMissingRanks(const std::vector<uint32_t>& missing);
 // Who has called for which reconfiguration.
 //
 // A trainer's later call supersedes its earlier one, and with it the whole earlier reconfiguration:
-// that trainer will never be part of it. Attack: uuid 1 arrives late, after uuid 2.
+// that trainer will never be part of it. Which is the later one says its number, not its arrival.
+// Attack: uuid 1 arrives late, after uuid 2, or after uuid 2 was decided and forgotten here.
 //
 // Thread:  the owning executor. Replies may run inside the methods.
-// Memory:  bounded by kGroupsMax, kSupersededMax and the ranks of each world.
+// Memory:  bounded by kGroupsMax, kSupersededMax, the ranks of each world, and the trainers that
+//          have called within kCallKept.
 class Callers {
  public:
   static constexpr size_t kGroupsMax = 64;
   static constexpr size_t kSupersededMax = 1024;
-  static constexpr Duration kTimeoutDefault = std::chrono::seconds(60);
   static constexpr Duration kTimeoutMax = std::chrono::hours(24);
+  // How long the number of a trainer's newest call is known here. A message lives shorter, and the
+  // nodes tell of the calls of trainers that live longer.
+  static constexpr Duration kCallKept = std::chrono::minutes(10);
 
   // Answers calls that can be refused at once: kStale, kInvalidArgument. True: the call was taken;
   // its reply is kept.
@@ -63,6 +67,8 @@ class Callers {
   // Answers all of a group and forgets it.
   void Fail(const AttemptUuid& uuid, const Status& why);
   void FailAll(const Status& why);
+  // Forgets what kCallKept says.
+  void DropOldCalls(Instant now);
   // Forgets callers whose trainer or node `is_gone`.
   void DropGone(const std::function<bool(Caller&)>& is_gone);
   // Answers callers whose deadline has passed, with what `why` says of their group.
@@ -77,9 +83,14 @@ class Callers {
   Status Check(const replication::wire::Reconfigure& request) const;
   void Supersede(const AttemptUuid& uuid, const AttemptUuid& by);
 
+  struct NewestCall {
+    uint64_t call = 0;
+    AttemptUuid uuid;
+    Instant at;
+  };
   std::map<AttemptUuid, CallGroup> groups_;
-  std::map<uint64_t, AttemptUuid> newest_of_;  // By trainer; only of groups that are here.
-  std::deque<AttemptUuid> superseded_;         // Newest last.
+  std::map<uint64_t, NewestCall> newest_of_;  // By trainer.
+  std::deque<AttemptUuid> superseded_;        // Newest last.
 };
 
 // What the ranks of a complete group ask for, or why they cannot be meant together.

@@ -11,7 +11,8 @@ using replication::wire::Request;
 
 JobLeadership::JobLeadership(JobName job, Term term, const replication::LeaderSeams& seams,
                              const replication::LeaderConfig& config, StatusCompletion on_deposed)
-    : leader_(std::make_unique<replication::JobLeader>(job, term, seams, config,
+    : term_(term),
+      leader_(std::make_unique<replication::JobLeader>(job, term, seams, config,
                                                        std::move(on_deposed))),
       reconfigurer_(std::make_unique<Reconfigurer>(std::move(job), seams, config, *leader_)) {
   leader_->Start();
@@ -35,6 +36,14 @@ bool JobLeadership::Handles(Request::BodyCase kind) {
 }
 
 void JobLeadership::OnRequest(const Request& request, replication::ReplyFunction reply) {
+  // What was sent to an earlier leader on this node and comes late knows nothing of what was
+  // decided since. Attack: the first registration of a trainer that was replaced arrives again.
+  const Term meant(request.header().leader_term());
+  if (meant.value != 0 && meant != term_) {
+    reply(Unavailable("message to the leader of term " + std::to_string(meant.value) +
+                      " reached the one of term " + std::to_string(term_.value)));
+    return;
+  }
   switch (request.body_case()) {
     case Request::kAdmitShard:
       leader_->OnAdmitShard(request, std::move(reply));

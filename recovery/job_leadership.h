@@ -44,15 +44,16 @@ class JobLeadership {
   // Reconfigure, ReportVerified, EndJob, LeaderStatus. (NewAttempt is answered by any node.)
   static bool Handles(replication::wire::Request::BodyCase kind);
 
-  // `request` has passed the router's checks. A reply may be held until there is an outcome
-  // (Reconfigure, ReportVerified, AdmitShard); the sender repeats the request when it hears
-  // nothing.
+  // `request` has passed the router's checks. One that is meant for another term gets kUnavailable.
+  // A reply may be held until there is an outcome (Reconfigure, ReportVerified, AdmitShard); the
+  // sender repeats the request when it hears nothing.
   void OnRequest(const replication::wire::Request& request, replication::ReplyFunction reply);
 
   // The membership view has changed. (Its periodic step would find out too, later.)
   void OnMembershipChanged();
 
  private:
+  const Term term_;
   std::unique_ptr<replication::JobLeader> leader_;
   std::unique_ptr<Reconfigurer> reconfigurer_;
 };

@@ -67,6 +67,13 @@ void Reconfigurer::OnReconfigure(const Request& request, replication::ReplyFunct
         Stale("a later reconfiguration of job " + job_.value + " took the place of " + uuid.value));
     return;
   }
+  // It came late: what its trainer has called for since may be decided and forgotten here.
+  if (leader_.trainers().LastCallOf(SenderOf(request), call.trainer()) > call.call()) {
+    reply(Stale("rank " + std::to_string(call.rank()) +
+                " has called for another reconfiguration of job " + job_.value + " since " +
+                uuid.value));
+    return;
+  }
   // Another process has this rank now: what the one before it had verified is not in its memory.
   if (const auto restored = restores_.find(call.rank());
       IsDecided(uuid) && !record().decision().resumed() && restored != restores_.end() &&
@@ -114,6 +121,7 @@ void Reconfigurer::Sweep() {
   const Instant now = seams_.executor->Now();
   if (now < next_sweep_) return;
   next_sweep_ = now + kSweepInterval;
+  callers_.DropOldCalls(now);
   callers_.DropGone([this](Caller& caller) { return IsGone(caller); });
   callers_.Expire(now, [this](const AttemptUuid& uuid, const CallGroup& group) {
     return WhyExpired(uuid, group);
@@ -169,6 +177,7 @@ Status Reconfigurer::WhyExpired(const AttemptUuid& uuid, const CallGroup& group)
     if (const std::optional<Status> why = CheckLeaving(group); why.has_value()) return *why;
     return DeadlineExceeded(text + "the metadata store did not answer");
   }
+  if (!fork_read_error_.empty()) return Unavailable(text + fork_read_error_);
   if (!waiting_plan_.why.empty()) return Unavailable(text + waiting_plan_.why);
   return DeadlineExceeded(text + "no decision could be recorded in time");
 }
@@ -225,6 +234,7 @@ void Reconfigurer::ReadForkRecord(const JobName& fork_job) {
   fork_read_in_flight_ = true;
   const auto on_read = [this, fork_job](const Result<replication::StoredJob>& stored) {
     fork_read_in_flight_ = false;
+    fork_read_error_.clear();
     JobRecord read;
     if (stored.ok() && read.ParseFromString(stored->bytes) &&
         replication::CheckRecord(read, fork_job).ok()) {
@@ -236,10 +246,10 @@ void Reconfigurer::ReadForkRecord(const JobName& fork_job) {
     } else {
       // The store is away, or the record is unreadable here and may be replaced.
       next_fork_read_ = seams_.executor->Now() + kForkReadInterval;
-      Log(LogLevel::kWarning, "the record of a job to fork cannot be read",
-          {{"job", fork_job.value},
-           {"error",
-            stored.ok() ? "it is damaged, or of another version" : stored.status().ToString()}});
+      fork_read_error_ =
+          "the record of job " + fork_job.value + " cannot be read: " +
+          (stored.ok() ? "it is damaged, or of another version" : stored.status().ToString());
+      Log(LogLevel::kWarning, fork_read_error_, {{"job", job_.value}});
     }
     leader_.Poke();
   };

@@ -127,6 +127,7 @@ class Reconfigurer {
   JobName fork_record_of_;
   bool fork_read_in_flight_ = false;
   Instant next_fork_read_;
+  std::string fork_read_error_;  // Of the newest read; empty: none.
 
   // Of the recorded decision, uuid and attempt below.
   AttemptUuid decided_uuid_;

@@ -232,9 +232,10 @@ void Reconfigurer::AnswerReports() {
                        " is not the current one"));
     } else if (!restore_error_.ok()) {
       held.reply(restore_error_);
-    } else if (resumed || (moved && SourcesKnown()) || now >= held.until) {
+    } else if ((moved ? SourcesKnown() : resumed) || now >= held.until) {
       replication::wire::Reply reply;
-      reply.mutable_report_verified()->set_resumed(resumed);
+      // Of an earlier attempt: the ranks have other bytes than those that have resumed.
+      reply.mutable_report_verified()->set_resumed(resumed && !moved);
       if (moved && sources_known_) {
         *reply.mutable_report_verified()->mutable_decision() = MakeDecision();
       }

@@ -84,6 +84,7 @@ void RestoreAgent::Reconfigure(const Caller& caller, const replication::Reconfig
   body.set_old_rank(static_cast<uint32_t>(request.old_rank.value));
   body.set_old_generation(request.old_generation.value);
   body.set_trainer((*claim)->trainer());
+  body.set_call((*claim)->BeginRestoring(request.uuid, request.rank));
   // A rank's later call takes the place of its earlier one.
   if (const auto earlier = calls_.find(caller.shard); earlier != calls_.end()) {
     job_.leader().Cancel(earlier->second.call);
@@ -92,7 +93,6 @@ void RestoreAgent::Reconfigure(const Caller& caller, const replication::Reconfig
     });
     calls_.erase(earlier);
   }
-  (*claim)->SetRestoring(request.uuid, request.rank);
   const uint64_t call = job_.leader().Call(
       std::move(message), executor_.Now() + timeout + kLeaderGrace,
       lifetime_.Wrap([this, caller, uuid = request.uuid,
@@ -139,7 +139,7 @@ void RestoreAgent::WatchClaims() {
 void RestoreAgent::EndRestoring(const Caller& caller, const AttemptUuid& uuid) {
   const Result<ClaimAgent*> claim = job_.FindClaim(caller.shard, caller.claim);
   if (!claim.ok() || (*claim)->restoring_uuid() != uuid) return;
-  (*claim)->SetRestoring(AttemptUuid(), Rank());
+  (*claim)->EndRestoring();
 }
 
 void RestoreAgent::Remember(const wire::Decision& decision) {

@@ -11,6 +11,7 @@ namespace backstay::replication {
 namespace {
 
 constexpr size_t kTokenDigestBytes = 32;  // SHA-256.
+constexpr size_t kReplacedMax = 16;
 
 bool IsWaiting(const ShardMember& member) { return member.state == ShardMember::State::kWaiting; }
 
@@ -81,9 +82,16 @@ Status Admission::CheckAgainstOthers(const ShardId& shard, const wire::AdmitShar
 // that was replaced meanwhile: that is not a later one.
 Status Admission::CheckClaim(const ShardId& shard, const wire::AdmitShard& request) const {
   const auto known = members_.find(shard);
-  if (known == members_.end() || !request.repeated()) return Status::Ok();
+  if (known == members_.end()) return Status::Ok();
   const ShardMember& member = known->second;
   if (member.trainer == request.trainer().trainer()) return Status::Ok();
+  // A trainer that has lost its claim comes back under another number. Attack: its first admission
+  // arrives again.
+  if (std::ranges::find(member.replaced, request.trainer().trainer()) != member.replaced.end()) {
+    return Stale("shard " + shard.value + " of job " + job_.value +
+                 " was claimed later by a trainer on " + member.primary.node.value);
+  }
+  if (!request.repeated()) return Status::Ok();
   const std::pair<uint64_t, uint64_t> order{request.claim_term(), request.claim_number()};
   if (order.first != 0) {
     if (order > member.claim_order) return Status::Ok();
@@ -138,6 +146,8 @@ void Admission::OnAdmitShard(const NodeInstance& from, const wire::AdmitShard& r
                   "shard " + id.value + " was claimed by a trainer on " + from.node.value +
                       "; the one on " + member.primary.node.value + " is fenced",
                   Generation(record_.record().generation()));
+    member.replaced.push_back(member.trainer);
+    if (member.replaced.size() > kReplacedMax) member.replaced.pop_front();
     if (member.primary.node != from.node) member.earlier_primaries.insert(member.primary.node);
   }
   member.earlier_primaries.erase(from.node);
@@ -435,8 +445,6 @@ void Admission::AskTargets(const ShardId& id, ShardMember& member) {
     reserve->set_shard_id(id.value);
     reserve->set_size_bytes(member.size_bytes);
     reserve->set_versions(member.versions);
-    // A job that has run has its holders: another one takes the place of a lost one.
-    reserve->set_repair(record_.record().generation() > 0);
     reserve->set_record_revision(record_.revision());
     const NodeInstance instance = target.node;
     const uint64_t size_bytes = member.size_bytes;

@@ -157,11 +157,7 @@ wire::Request ClaimAgent::MakeAdmission() const {
   admit.set_versions(claim_.versions);
   admit.set_token_digest(token_digest_);
   for (const NodeId& node : saves_.targets()) admit.add_current_replicas(node.value);
-  wire::LiveTrainer& trainer = *admit.mutable_trainer();
-  trainer.set_trainer(trainer_);
-  trainer.set_shard_id(shard_.value);
-  trainer.set_rank(static_cast<uint32_t>(claim_.rank.value));
-  trainer.set_generation(generation_.value);
+  *admit.mutable_trainer() = DescribeTrainer();
   admit.set_claim_term(claim_order_.first);
   admit.set_claim_number(claim_order_.second);
   admit.set_repeated(claim_order_.first != 0 || claim_.generation.value != 0);
@@ -358,6 +354,10 @@ void ClaimAgent::ProcessExited(ProcessId process) {
 
 std::optional<wire::LiveTrainer> ClaimAgent::LiveTrainer() const {
   if (state_ != ClaimState::kAdmitted) return std::nullopt;
+  return DescribeTrainer();
+}
+
+wire::LiveTrainer ClaimAgent::DescribeTrainer() const {
   wire::LiveTrainer trainer;
   trainer.set_trainer(trainer_);
   trainer.set_shard_id(shard_.value);
@@ -365,6 +365,7 @@ std::optional<wire::LiveTrainer> ClaimAgent::LiveTrainer() const {
   trainer.set_generation(generation_.value);
   trainer.set_restoring_uuid(restoring_uuid_.value);
   trainer.set_restoring_rank(static_cast<uint32_t>(restoring_rank_.value));
+  trainer.set_last_call(last_call_);
   return trainer;
 }
 

@@ -86,11 +86,13 @@ class ClaimAgent {
   store::ReservationId reservation() const { return reservation_; }
   store::ClientId client() const { return store::ClientId(process_.value); }
   bool has_live_trainer() const { return state_ != ClaimState::kUnclaimed; }
-  // The trainer takes part in a reconfiguration from here on; `uuid` empty: no longer.
-  void SetRestoring(const AttemptUuid& uuid, Rank rank) {
+  // The trainer takes part in a reconfiguration from here on. The number of this call of it.
+  uint64_t BeginRestoring(const AttemptUuid& uuid, Rank rank) {
     restoring_uuid_ = uuid;
     restoring_rank_ = rank;
+    return ++last_call_;
   }
+  void EndRestoring() { restoring_uuid_ = AttemptUuid(); }
   const AttemptUuid& restoring_uuid() const { return restoring_uuid_; }
   // Nothing of the claim or of its saves is left to remember.
   bool IsIdle() const {
@@ -124,6 +126,7 @@ class ClaimAgent {
   void OnAdmitted(uint64_t claim_epoch, Result<wire::Reply> reply);
   void ResizeReplicas(uint64_t size_bytes, const StatusCompletion& done);
   wire::Request MakeAdmission() const;
+  wire::LiveTrainer DescribeTrainer() const;
   void TakeClaim();
   void GiveUpClaim(const Status& why);
   void FinishRegister(Result<ClaimReply> reply);
@@ -150,6 +153,7 @@ class ClaimAgent {
   Generation generation_;
   AttemptUuid restoring_uuid_;
   Rank restoring_rank_;
+  uint64_t last_call_ = 0;  // Goes on growing from one trainer to the next.
   Generation fenced_told_;  // The highest that the trainer was told is over.
   store::ReservationId reservation_;
   Completion<Registered> register_done_;

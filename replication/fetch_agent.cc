@@ -101,6 +101,7 @@ void FetchAgent::StartFetch(const OpenRequest& request) {
   }
   StartStats(name, {});
   Active& active = active_[name];
+  active.number = ++last_fetch_;
   active.fetcher = std::make_unique<ShardFetcher>(
       name, request.digest, std::move(sources), executor_, peers_, table_, puller_,
       [this, name, own = request.own](uint64_t size_bytes, uint32_t chunk_bytes,
@@ -124,10 +125,13 @@ void FetchAgent::ReserveSlot(const ShardName& name, store::ReservationId own, ui
                  .slot_bytes = size_bytes,
                  .slot_count = 1,
                  .chunk_bytes = chunk_bytes},
-                lifetime_.Wrap([this, name, done](Result<store::ReservationId> id) {
+                lifetime_.Wrap([this, name, number = active_.at(name).number,
+                                done](Result<store::ReservationId> id) {
                   const auto active = active_.find(name);
                   if (!id.ok()) return done(id.status());
-                  if (active == active_.end()) return pool_.Release(*id);
+                  if (active == active_.end() || active->second.number != number) {
+                    return pool_.Release(*id);  // For a fetch that has ended.
+                  }
                   active->second.scratch = *id;
                   done(*id);
                 }));
@@ -168,7 +172,7 @@ void FetchAgent::OnEnded(ShardName name) {
   }
   active.waiting.clear();
   if (active.fetcher->state() == ShardFetcher::State::kSealed) {
-    if (!active.for_restore) looked_at_[name] = true;
+    if (!active.for_restore) looked_at_.insert(name);
     active_.erase(found);
     if (!HasReaders(name)) Forget(name);
   } else if (!HasReaders(name)) {
@@ -250,7 +254,9 @@ void FetchAgent::EndFetch(const ShardName& name) {
   }
   active_.erase(active);
   const store::Shard* shard = table_.Find(name);
-  if (shard != nullptr && shard->state == store::ShardState::kReceiving) {
+  // Under the same name a replica may be on its way here: that is not the fetch's.
+  if (shard != nullptr && shard->state == store::ShardState::kReceiving &&
+      shard->role == store::ShardRole::kFetched) {
     if (Status status = table_.Abandon(name); !status.ok()) {
       Log(LogLevel::kError, "a fetch that was given up could not be freed",
           {{"shard", ToString(name)}, {"why", status.ToString()}});

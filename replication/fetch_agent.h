@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,7 @@ class FetchAgent {
     Completion<FetchReply> done;
   };
   struct Active {
+    uint64_t number = 0;  // Of this fetch; its name may be fetched again.
     std::unique_ptr<ShardFetcher> fetcher;
     store::ReservationId scratch;  // Made for this fetch; given back when its slot is taken.
     std::vector<WaitingOpen> waiting;
@@ -107,9 +109,10 @@ class FetchAgent {
   const VerifyShard verify_;
   const DiscardReceiver discard_receiver_;
   uint64_t last_handle_ = 0;
+  uint64_t last_fetch_ = 0;
   std::map<FetchHandle, Reader> readers_;
   std::map<ShardName, Active> active_;
-  std::map<ShardName, bool> looked_at_;  // Fetched, sealed, and to go with the last reader.
+  std::set<ShardName> looked_at_;  // Fetched, sealed, and to go with the last reader.
   std::map<ShardName, Stats> stats_;
   Lifetime lifetime_;
 };

@@ -107,7 +107,7 @@ void HolderAgent::OnReserve(const wire::Header& header, const wire::Reserve& res
   held.slot_count = slot_count;
   held.revision = reserve.record_revision();
   held.made_for = ++last_made_;
-  pool_.Reserve({.purpose = reserve.repair() ? store::Purpose::kRepair : store::Purpose::kHeld,
+  pool_.Reserve({.purpose = store::Purpose::kHeld,
                  .job = job_,
                  .shard = shard,
                  .slot_bytes = reserve.size_bytes(),

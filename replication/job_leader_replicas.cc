@@ -123,7 +123,7 @@ void JobLeader::StepRepairs() {
     }
   }
   const uint64_t before = repairer_.last_plan().under_protected_count;
-  repairer_.Step(std::move(input), admission_.members(), record.versions(), generation());
+  repairer_.Step(std::move(input), admission_.members(), generation());
   if (repairer_.last_plan().under_protected_count != before) announcer_.Changed();
 }
 

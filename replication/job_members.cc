@@ -56,6 +56,10 @@ std::optional<Generation> LiveTrainers::GenerationOf(const NodeInstance& node,
   return Generation(nodes_.at(node.node).trainers.at(trainer).generation());
 }
 
+uint64_t LiveTrainers::LastCallOf(const NodeInstance& node, uint64_t trainer) const {
+  return IsLive(node, trainer) ? nodes_.at(node.node).trainers.at(trainer).last_call() : 0;
+}
+
 bool LiveTrainers::Heard(const NodeInstance& node) const {
   const auto it = nodes_.find(node.node);
   return it != nodes_.end() && it->second.incarnation == node.incarnation && it->second.heard;

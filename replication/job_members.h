@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -35,6 +36,8 @@ class LiveTrainers {
   bool IsLive(const NodeInstance& node, uint64_t trainer) const;
   // That a live trainer is in; nothing when it is not live.
   std::optional<Generation> GenerationOf(const NodeInstance& node, uint64_t trainer) const;
+  // The number of its newest Reconfigure as its node has told; 0: of none, or it is not live.
+  uint64_t LastCallOf(const NodeInstance& node, uint64_t trainer) const;
   bool Heard(const NodeInstance& node) const;
   bool HasTrainers(const NodeId& node) const;
   // Trainers that are in `generation`, by their process number.
@@ -86,6 +89,7 @@ struct ShardMember {
   NodeInstance primary;
   uint64_t trainer = 0;
   std::pair<uint64_t, uint64_t> claim_order;  // Term and number of the claim's first admission.
+  std::deque<uint64_t> replaced;              // Trainers whose claims were taken over; newest last.
   std::set<NodeId> earlier_primaries;         // Are told that the shard is claimed elsewhere.
   std::map<NodeId, ReplicaTarget> targets;
   std::vector<NodeId> preferred;          // As an earlier leader assigned.

@@ -5,6 +5,8 @@
 #include <set>
 #include <utility>
 
+#include "base/units.h"
+
 namespace backstay::replication {
 namespace {
 
@@ -33,8 +35,6 @@ Status FromGrpc(const NodeId& to, const std::string& address, const grpc::Status
   switch (status.error_code()) {
     case grpc::StatusCode::DEADLINE_EXCEEDED:
       return DeadlineExceeded(text);
-    case grpc::StatusCode::RESOURCE_EXHAUSTED:
-      return NoSpace(text);
     case grpc::StatusCode::UNAUTHENTICATED:
     case grpc::StatusCode::PERMISSION_DENIED:
       return PermissionDenied(text);
@@ -63,6 +63,12 @@ struct GrpcMessenger::CallState {
   wire::Reply reply;
 };
 
+namespace {
+
+constexpr size_t kChannelsMax = 4096;  // Of addresses ever spoken to.
+
+}  // namespace
+
 GrpcMessenger::GrpcMessenger(Executor& executor, Resolver resolver,
                              std::shared_ptr<grpc::ChannelCredentials> credentials)
     : executor_(executor),
@@ -73,6 +79,8 @@ GrpcMessenger::GrpcMessenger(Executor& executor, Resolver resolver,
 GrpcMessenger::~GrpcMessenger() { calls_->Close(); }
 
 wire::Peer::Stub& GrpcMessenger::StubFor(const std::string& address) {
+  // A call under way holds its channel itself.
+  if (!stubs_.contains(address) && stubs_.size() >= kChannelsMax) stubs_.clear();
   std::unique_ptr<wire::Peer::Stub>& stub = stubs_[address];
   if (!stub) {
     stub = wire::Peer::NewStub(
@@ -88,6 +96,15 @@ void GrpcMessenger::Send(const NodeId& to, wire::Request request, Deadline deadl
     executor_.Post([calls = calls_, done = std::move(done), to] {
       if (calls->IsClosed()) return;
       done(Unavailable("message to " + to.value + ": it is not a member of the cluster now"));
+    });
+    return;
+  }
+  if (request.ByteSizeLong() > kPeerMessageBytesMax) {
+    executor_.Post([calls = calls_, done = std::move(done), to, bytes = request.ByteSizeLong()] {
+      if (calls->IsClosed()) return;
+      done(NoSpace("message to " + to.value + ": its " + FormatBytes(bytes) +
+                   " are more than the " + FormatBytes(kPeerMessageBytesMax) +
+                   " that one may have"));
     });
     return;
   }

@@ -8,8 +8,9 @@
 namespace backstay::replication {
 
 void PeerLink::Send(const JobName& job, const NodeInstance& to, wire::Request request,
-                    Deadline deadline, Completion<wire::Reply> done) {
+                    Deadline deadline, Completion<wire::Reply> done, Term leader_term) {
   *request.mutable_header() = router_.MakeHeader(job);
+  request.mutable_header()->set_leader_term(leader_term.value);
   *request.mutable_header()->mutable_to() = ToWire(to);
   messenger_.Send(to.node, std::move(request), deadline, std::move(done));
 }
@@ -75,7 +76,8 @@ void LeaderLink::Attempt(uint64_t id) {
                   default:
                     return Finish(id, std::move(reply));
                 }
-              }));
+              }),
+              leader->term);
 }
 
 void LeaderLink::RetryLater(uint64_t id) {

@@ -26,9 +26,9 @@ class PeerLink {
   std::optional<NodeInstance> Alive(const NodeId& node) const { return directory_(node); }
   bool IsAlive(const NodeInstance& instance) const { return Alive(instance.node) == instance; }
 
-  // `to` with incarnation 0: whichever start is there.
+  // `to` with incarnation 0: whichever start is there. `leader_term` 0: of any leader, or to none.
   void Send(const JobName& job, const NodeInstance& to, wire::Request request, Deadline deadline,
-            Completion<wire::Reply> done);
+            Completion<wire::Reply> done, Term leader_term = Term());
 
  private:
   Messenger& messenger_;

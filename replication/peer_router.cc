@@ -1,5 +1,6 @@
 #include "replication/peer_router.h"
 
+#include <memory>
 #include <utility>
 
 #include "replication/wire_convert.h"
@@ -42,6 +43,22 @@ Status CheckName(const std::string& name, const char* what) {
   return Status::Ok();
 }
 
+// One request's way back. Whoever handles it may go away with it: then it is answered all the same.
+class PendingReply {
+ public:
+  explicit PendingReply(ReplyFunction reply) : reply_(std::move(reply)) {}
+  PendingReply(const PendingReply&) = delete;
+  PendingReply& operator=(const PendingReply&) = delete;
+  ~PendingReply() { Give(Unavailable("whoever was to answer is gone; ask again")); }
+
+  void Give(Result<wire::Reply> answer) {
+    if (reply_) std::exchange(reply_, nullptr)(std::move(answer));
+  }
+
+ private:
+  ReplyFunction reply_;
+};
+
 }  // namespace
 
 PeerRouter::PeerRouter(StoreId store) : store_(std::move(store)) {}
@@ -68,11 +85,12 @@ void PeerRouter::OnRequest(const wire::Request& request, ReplyFunction reply) {
   // A copy: the handler may replace itself.
   const Handler handle = handler->second;
   const JobName job(request.header().job());
-  handle(request, [this, job, reply = std::move(reply)](Result<wire::Reply> answer) {
+  auto pending = std::make_shared<PendingReply>(std::move(reply));
+  handle(request, [this, job, pending](Result<wire::Reply> answer) {
     if (answer.ok() && !self_.node.empty()) {
       *answer->mutable_header() = MakeHeader(job, job.empty() ? Term() : fence(job).term);
     }
-    reply(std::move(answer));
+    pending->Give(std::move(answer));
   });
 }
 
@@ -103,6 +121,9 @@ Status PeerRouter::Check(const wire::Request& request) {
   const Term term(header.term());
   if (!job.empty() && IsFenced(kind)) {
     const JobFence& seen = fence(job);
+    if (!fences_.contains(job) && fences_.size() >= kJobsMax) {
+      return NoSpace(self_.node.value + " has heard of " + std::to_string(kJobsMax) + " jobs");
+    }
     if (generation < seen.generation) {
       return Stale("message of generation " + std::to_string(generation.value) + " of job " +
                    job.value + ", which is in generation " + std::to_string(seen.generation.value));
@@ -115,7 +136,11 @@ Status PeerRouter::Check(const wire::Request& request) {
 
   if (!header.from().node_id().empty()) {
     const Incarnation incarnation(header.from().incarnation());
-    Incarnation& highest = highest_incarnation_[NodeId(header.from().node_id())];
+    const NodeId from(header.from().node_id());
+    if (!highest_incarnation_.contains(from) && highest_incarnation_.size() >= kNodesMax) {
+      return NoSpace(self_.node.value + " has heard of " + std::to_string(kNodesMax) + " nodes");
+    }
+    Incarnation& highest = highest_incarnation_[from];
     if (incarnation < highest) {
       return Stale("message from " + sender + ", of which start " + std::to_string(highest.value) +
                    " has been seen");

@@ -26,9 +26,14 @@ struct JobFence {
 // lets through.
 //
 // Thread:  the owning executor.
-// Failure: a message that cannot be routed is answered, never dropped.
+// Memory:  bounded by kJobsMax and kNodesMax; what was seen of a job or node is never forgotten for
+//          another one's sake, messages about more of them are refused.
+// Failure: a message that cannot be routed, or whose handler goes away, is answered, never dropped.
 class PeerRouter {
  public:
+  static constexpr size_t kJobsMax = 65'536;
+  static constexpr size_t kNodesMax = 65'536;
+
   using Handler = std::function<void(const wire::Request& request, ReplyFunction reply)>;
 
   explicit PeerRouter(StoreId store);

@@ -17,14 +17,15 @@
 
 namespace backstay::replication {
 
-// Carries out what the repair planner wants: asks the target for memory, then a holder to replicate
-// there, again until the tracker shows the copy or the repair's deadline has passed.
+// Carries out what the repair planner wants: orders a holder to replicate to the target, again
+// until the tracker shows the copy or the repair's deadline has passed. The memory is what the
+// target has promised for the shard, and is asked for it first; else a place that it makes for this
+// one copy.
 //
 // Thread:  the owning executor.
 // Memory:  bounded by repairs_per_node_max for each node.
-// Failure: a target that has no memory, or that takes nothing in, is passed over for kRefusalKept;
-// a
-//          repair whose source or target is lost, or that takes too long, is dropped and planned
+// Failure: a target that has no memory, or that takes nothing in, is passed over for kRefusalKept.
+//          A repair whose source or target is lost, or that takes too long, is dropped and planned
 //          anew.
 class Repairer {
  public:
@@ -38,29 +39,25 @@ class Repairer {
   Repairer& operator=(const Repairer&) = delete;
 
   // `input` without what the repairer knows itself: running repairs, refusals and limits. `members`
-  // and `versions` (the job's) say for whom and for how much memory is promised already.
-  void Step(RepairInput input, const std::map<ShardId, ShardMember>& members, uint32_t versions,
+  // says which targets are being asked for memory.
+  void Step(RepairInput input, const std::map<ShardId, ShardMember>& members,
             Generation generation);
   // Nothing is to be repaired now (the generation is closing): forgets what runs.
   void Pause() { running_.clear(); }
 
-  size_t running_count() const { return running_.size(); }
   const RepairPlan& last_plan() const { return last_plan_; }
 
  private:
   struct Running {
-    enum class State { kReserving, kReplicating };
-    State state = State::kReserving;
+    bool ordered = false;  // The target's memory is not waited for any more.
     bool in_flight = false;
-    uint64_t reserve_bytes = 0;
     Instant next;
     Deadline deadline;
   };
 
   void DropEnded(const RepairInput& input, Generation generation);
-  void Advance(const Repair& repair, Running& running, uint32_t versions,
-               const NodeInstance& target);
-  void OnReply(const Repair& repair, Running::State asked, const Result<wire::Reply>& reply);
+  void Advance(const Repair& repair, Running& running);
+  void OnReply(const Repair& repair, const Result<wire::Reply>& reply);
 
   const LeaderSeams seams_;
   const LeaderConfig config_;

@@ -168,6 +168,7 @@ void ShardFetcher::OnManifest(const wire::OpenShardReply& opened) {
       manifest->size_bytes, manifest->chunk_bytes,
       lifetime_.Wrap([this, size_bytes = manifest->size_bytes, chunk_bytes = manifest->chunk_bytes](
                          const Result<store::ReservationId>& reservation) {
+        if (state_ != State::kOpening) return;  // It has failed meanwhile.
         if (!reservation.ok()) return Fail(reservation.status());
         const Result<const store::Shard*> shard =
             table_.BeginReceive({.name = name_,

@@ -19,20 +19,15 @@ class ForkTest : public ::testing::Test {
 
 // Both ranks ask to start job "job" from job "parent"; the answer to the second.
 Result<wire::Reply> Fork(LeaderFixture& cluster, const std::string& uuid, bool drop_state) {
-  wire::Request request;
-  wire::Reconfigure* call = request.mutable_reconfigure();
-  call->set_uuid(uuid);
-  call->set_world_size(2);
-  call->set_mode(static_cast<uint32_t>(replication::ResumeMode::kFork));
-  call->set_fork_job("parent");
-  call->set_drop_state(drop_state);
-  call->set_timeout_ms(5000);
   LeaderFixture::Answer answer;
   for (const uint32_t rank : {0u, 1u}) {
-    call->set_rank(rank);
-    call->set_shard_id(std::to_string(rank));
-    call->set_trainer(100 + rank);
-    answer = cluster.Ask(rank == 0 ? "a" : "b", request);
+    const std::string node = rank == 0 ? "a" : "b";
+    wire::Request request = cluster.MakeCall(uuid, rank, node, 0, /*timeout_ms=*/5000);
+    wire::Reconfigure* call = request.mutable_reconfigure();
+    call->set_mode(static_cast<uint32_t>(replication::ResumeMode::kFork));
+    call->set_fork_job("parent");
+    call->set_drop_state(drop_state);
+    answer = cluster.Ask(node, request);
   }
   return cluster.Wait(answer);
 }

@@ -103,7 +103,9 @@ wire::Header LeaderFixture::HeaderFrom(const std::string& name) const {
 }
 
 LeaderFixture::Answer LeaderFixture::Ask(const std::string& from, wire::Request request) {
+  const uint64_t leader_term = request.header().leader_term();
   *request.mutable_header() = HeaderFrom(from);
+  request.mutable_header()->set_leader_term(leader_term);
   auto answer = std::make_shared<std::optional<Result<wire::Reply>>>();
   leadership_->OnRequest(request, [answer](Result<wire::Reply> reply) {
     EXPECT_FALSE(answer->has_value()) << "answered twice";
@@ -154,7 +156,6 @@ Result<wire::Reply> LeaderFixture::Serve(FakeNode& node, const wire::Request& re
       if (!node.has_memory || request.reserve().size_bytes() > node.room_bytes) {
         return NoSpace("no memory on " + node.self.node.value);
       }
-      if (request.reserve().repair()) node.for_repair.insert(request.reserve().shard_id());
       if (request.reserve().versions() == 0) {
         node.reserved.erase(request.reserve().shard_id());
       } else {
@@ -261,6 +262,12 @@ void LeaderFixture::AdmitAll() {
 LeaderFixture::Answer LeaderFixture::Call(const std::string& uuid, uint32_t rank,
                                           const std::string& name, uint64_t old_generation,
                                           uint32_t timeout_ms, uint64_t trainer) {
+  return Ask(name, MakeCall(uuid, rank, name, old_generation, timeout_ms, trainer));
+}
+
+wire::Request LeaderFixture::MakeCall(const std::string& uuid, uint32_t rank,
+                                      const std::string& name, uint64_t old_generation,
+                                      uint32_t timeout_ms, uint64_t trainer) {
   wire::Request request;
   wire::Reconfigure* call = request.mutable_reconfigure();
   call->set_uuid(uuid);
@@ -270,12 +277,14 @@ LeaderFixture::Answer LeaderFixture::Call(const std::string& uuid, uint32_t rank
   call->set_timeout_ms(timeout_ms);
   call->set_old_generation(old_generation);
   call->set_trainer(trainer == 0 ? 100 + rank : trainer);
+  call->set_call(++last_call_);
   for (wire::LiveTrainer& live : node(name).trainers) {
     if (live.trainer() != call->trainer()) continue;
     live.set_restoring_uuid(uuid);
     live.set_restoring_rank(rank);
+    live.set_last_call(last_call_);
   }
-  return Ask(name, std::move(request));
+  return request;
 }
 
 void LeaderFixture::Verify(const wire::Decision& decision, uint32_t rank, const std::string& name) {

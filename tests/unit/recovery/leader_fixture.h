@@ -33,7 +33,6 @@ struct FakeNode {
   bool answers = true;               // False: messages to it are lost.
   bool has_memory = true;            // False: refuses to reserve.
   uint64_t room_bytes = UINT64_MAX;  // The largest reservation that it grants.
-  std::set<std::string> for_repair;  // Shard ids of reservations that take a lost holder's place.
   bool full = false;                 // Refuses every repair, its memory reserved or not.
   bool slow = false;                 // Repairs to it never end.
   std::vector<wire::HeldShard> held;
@@ -93,6 +92,10 @@ class LeaderFixture {
   Answer Admit(uint32_t rank, const std::string& node, uint64_t trainer = 0, bool repeated = false);
   Answer Resize(uint32_t rank, const std::string& node, uint64_t size_bytes);
   void AdmitAll();
+  // The trainer's next Reconfigure; its node lists it with that from here on.
+  wire::Request MakeCall(const std::string& uuid, uint32_t rank, const std::string& node,
+                         uint64_t old_generation, uint32_t timeout_ms = 20'000,
+                         uint64_t trainer = 0);
   Answer Call(const std::string& uuid, uint32_t rank, const std::string& node,
               uint64_t old_generation, uint32_t timeout_ms = 20'000, uint64_t trainer = 0);
   // Both ranks call, are answered, verify and resume. The decision of rank 0.
@@ -134,6 +137,7 @@ class LeaderFixture {
   replication::LeaderConfig config_;
   std::unique_ptr<recovery::JobLeadership> leadership_;
   std::optional<Status> deposed_;
+  uint64_t last_call_ = 0;  // Of all trainers.
 };
 
 }  // namespace backstay::testing

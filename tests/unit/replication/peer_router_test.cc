@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <vector>
 
 #include "replication/wire_convert.h"
 
@@ -72,6 +73,23 @@ TEST_F(PeerRouterTest, KnowsIncarnations) {
   EXPECT_EQ(Send(request), StatusCode::kStale);
   router_.ClearSelf();
   EXPECT_EQ(Send(State(1, 1)), StatusCode::kUnavailable);
+}
+
+// Its sender would wait for the whole of its deadline.
+TEST_F(PeerRouterTest, AnswersForAHandlerThatGoesAway) {
+  ReplyFunction kept;
+  router_.Handle(wire::Request::kJobState,
+                 [&](const wire::Request&, ReplyFunction reply) { kept = std::move(reply); });
+  std::vector<StatusCode> answers;
+  const auto note = [&](const Result<wire::Reply>& r) { answers.push_back(r.status().code()); };
+  router_.OnRequest(State(1, 1), note);
+  EXPECT_TRUE(answers.empty());
+  kept = nullptr;
+  EXPECT_EQ(answers, std::vector{StatusCode::kUnavailable});
+  router_.OnRequest(State(1, 1), note);
+  kept(wire::Reply());
+  kept = nullptr;
+  EXPECT_EQ(answers, (std::vector{StatusCode::kUnavailable, StatusCode::kOk}));
 }
 
 TEST_F(PeerRouterTest, RefusesWhatItDoesNotKnow) {

@@ -1,6 +1,6 @@
-// Pulls a region over loopback, checksums on, beside iperf3 in the same run.
+// Pulls a region over loopback, checksums on.
 //
-//   pull_bench [--mib 512] [--lanes 2] [--repeat 5] [--iperf3]
+//   pull_bench [--mib 512] [--lanes 2] [--repeat 5]
 //
 // Prints one line of JSON: the medians in GB/s and their ratio (docs/performance.md).
 
@@ -9,8 +9,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <future>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -34,7 +32,6 @@ struct BenchOptions {
   int repeat = 5;
   uint32_t send_buffer_kib = TcpExporterOptions().send_buffer_bytes / kKiB;
   uint32_t receive_buffer_kib = 0;
-  bool iperf3 = false;
 };
 
 // Prefaulted shared memory, as slots are.
@@ -149,54 +146,21 @@ class PullBench {
   Grant grant_;
 };
 
-// GB/s that iperf3 receives over loopback with as many streams, from a server that it starts on a
-// free port.
-double RunIperf3(uint32_t streams, const std::string& extra) {
-  const std::string command =
-      "port=$((20000 + $$ % 20000)); iperf3 -s -1 -p $port >/dev/null 2>&1 & "
-      "for try in 1 2 3 4 5 6 7 8 9; do sleep 0.1; "
-      "iperf3 -c 127.0.0.1 -p $((20000 + $$ % 20000)) -t 1 -l 1M -J -P " +
-      std::to_string(streams) + " " + extra + " 2>/dev/null && break; done";
-  FILE* const pipe = popen(command.c_str(), "r");
-  BACKSTAY_CHECK(pipe != nullptr, "cannot start iperf3");
-  std::string output;
-  std::array<char, 4096> buffer;
-  while (const size_t got = fread(buffer.data(), 1, buffer.size(), pipe))
-    output.append(buffer.data(), got);
-  pclose(pipe);
-  const auto report = nlohmann::json::parse(output, nullptr, /*allow_exceptions=*/false);
-  if (report.is_discarded() || !report.contains("end") || !report["end"].contains("sum_received")) {
-    return 0;
-  }
-  return report["end"]["sum_received"]["bits_per_second"].get<double>() / 8e9;
-}
-
 int Main(const BenchOptions& options) {
   PullBench bench(options);
   bench.Run();  // Connects the lanes and warms the caches.
   std::vector<double> pull;
   std::vector<double> cpu;
-  std::vector<double> iperf_plain;
-  std::vector<double> iperf_zero_copy;
   for (int i = 0; i < options.repeat; ++i) {
     pull.push_back(bench.Run());
     cpu.push_back(bench.cpu_seconds_per_gb());
-    if (!options.iperf3) continue;
-    iperf_plain.push_back(RunIperf3(options.lanes, ""));
-    iperf_zero_copy.push_back(RunIperf3(options.lanes, "-Z"));
   }
-  nlohmann::json report = {{"bytes", options.mib * kMiB},
-                           {"lanes", options.lanes},
-                           {"pull_gb_per_s", Median(pull)},
-                           {"cpu_s_per_gb", Median(cpu)}};
-  if (options.iperf3) {
-    const double best = std::max(Median(iperf_plain), Median(iperf_zero_copy));
-    report["iperf3_gb_per_s"] = Median(iperf_plain);
-    report["iperf3_zero_copy_gb_per_s"] = Median(iperf_zero_copy);
-    if (best > 0) report["ratio"] = Median(pull) / best;
-  }
+  const nlohmann::json report = {{"bytes", options.mib * kMiB},
+                                 {"lanes", options.lanes},
+                                 {"pull_gb_per_s", Median(pull)},
+                                 {"cpu_s_per_gb", Median(cpu)}};
   std::cout << report.dump() << "\n";
-  return options.iperf3 && Median(iperf_plain) == 0 ? 1 : 0;
+  return 0;
 }
 
 }  // namespace
@@ -212,7 +176,6 @@ int main(int argc, char** argv) {
   app.add_option("--send-buffer-kib", options.send_buffer_kib, "0: as the kernel thinks best");
   app.add_option("--receive-buffer-kib", options.receive_buffer_kib,
                  "0: as the kernel thinks best");
-  app.add_flag("--iperf3", options.iperf3, "measure iperf3 beside it, plain and zero-copy");
   CLI11_PARSE(app, argc, argv);
   return backstay::transport::Main(options);
 }

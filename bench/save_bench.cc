@@ -140,14 +140,14 @@ int main(int argc, char** argv) {
       memcpy_ms.push_back(plain);
       save_ms.push_back(saved);
     }
-    const double gib = static_cast<double>(bytes) / 1e6;
+    const double megabytes = static_cast<double>(bytes) / 1e6;
     results.push_back({{"state", name},
                        {"mib", options.mib},
                        {"threads", options.threads},
                        {"memcpy_ms", Median(memcpy_ms)},
                        {"save_ms", Median(save_ms)},
-                       {"memcpy_gb_per_s", gib / Median(memcpy_ms)},
-                       {"save_gb_per_s", gib / Median(save_ms)},
+                       {"memcpy_gb_per_s", megabytes / Median(memcpy_ms)},
+                       {"save_gb_per_s", megabytes / Median(save_ms)},
                        {"ratio", Median(save_ms) / Median(memcpy_ms)}});
   }
   std::printf("%s\n", results.dump(2).c_str());

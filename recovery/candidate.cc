@@ -5,6 +5,7 @@
 
 #include "replication/commit_tracker.h"
 #include "replication/job_limits.h"
+#include "replication/wire_convert.h"
 
 namespace backstay::recovery {
 namespace {
@@ -14,12 +15,6 @@ using replication::wire::ShardSource;
 using replication::wire::Tag;
 
 constexpr size_t kShardsNamedMax = 4;
-
-bool SameTags(const std::vector<Tag>& a, const std::vector<Tag>& b) {
-  return std::ranges::equal(a, b, [](const Tag& x, const Tag& y) {
-    return x.name() == y.name() && x.value() == y.value();
-  });
-}
 
 // The one content of a shard that may be restored, or null. Of several the one that its holders
 // know to be committed under `root`.
@@ -46,9 +41,7 @@ ShardSource MakeSource(const ShardId& id, uint32_t rank,
   source.set_size_bytes(content.second.size_bytes);
   for (const NodeInstance& holder : content.second.holders) {
     if (unreadable.contains(holder)) continue;
-    replication::wire::Instance* instance = source.add_holders();
-    instance->set_node_id(holder.node.value);
-    instance->set_incarnation(holder.incarnation.value);
+    *source.add_holders() = replication::ToWire(holder);
   }
   return source;
 }
@@ -120,7 +113,7 @@ PartsCheck CheckParts(const SnapshotParts& parts, const PartsRule& rule) {
       return check;
     }
     if (!rule.committed) {
-      if (tags != nullptr && !SameTags(*tags, content->second.tags)) {
+      if (tags != nullptr && !replication::SameTags(*tags, content->second.tags)) {
         check.problem = "has tags that differ between ranks";
         return check;
       }

@@ -8,14 +8,11 @@
 namespace backstay::recovery {
 namespace {
 
+using replication::IdOf;
 using replication::wire::JobRecord;
 using replication::wire::RecordedSnapshot;
 
 constexpr size_t kNamesInMessageMax = 8;
-
-SnapshotId IdOf(const RecordedSnapshot& snapshot) {
-  return {Generation(snapshot.generation()), Step(snapshot.step())};
-}
 
 // Along a lineage steps only grow.
 bool IsNewer(const SnapshotId& a, const SnapshotId& b) {

@@ -6,21 +6,13 @@
 #include "base/log.h"
 #include "replication/job_record.h"
 #include "replication/leader_status.h"
+#include "replication/wire_convert.h"
 
 namespace backstay::recovery {
 
 namespace timeline = replication::timeline;
 using replication::wire::JobRecord;
 using replication::wire::Request;
-
-namespace {
-
-NodeInstance SenderOf(const Request& request) {
-  const replication::wire::Instance& from = request.header().from();
-  return {NodeId(from.node_id()), Incarnation(from.incarnation())};
-}
-
-}  // namespace
 
 Reconfigurer::Reconfigurer(JobName job, const replication::LeaderSeams& seams,
                            const replication::LeaderConfig& config, replication::JobLeader& leader)
@@ -68,7 +60,8 @@ void Reconfigurer::OnReconfigure(const Request& request, replication::ReplyFunct
     return;
   }
   // It came late: what its trainer has called for since may be decided and forgotten here.
-  if (leader_.trainers().LastCallOf(SenderOf(request), call.trainer()) > call.call()) {
+  if (leader_.trainers().LastCallOf(replication::FromWire(request.header().from()),
+                                    call.trainer()) > call.call()) {
     reply(Stale("rank " + std::to_string(call.rank()) +
                 " has called for another reconfiguration of job " + job_.value + " since " +
                 uuid.value));
@@ -81,7 +74,9 @@ void Reconfigurer::OnReconfigure(const Request& request, replication::ReplyFunct
     restores_.erase(restored);
   }
   const bool is_new = callers_.Find(uuid) == nullptr && !IsDecided(uuid);
-  if (!callers_.Add(SenderOf(request), call, seams_.executor->Now(), std::move(reply))) return;
+  if (!callers_.Add(replication::FromWire(request.header().from()), call, seams_.executor->Now(),
+                    std::move(reply)))
+    return;
   if (is_new) {
     leader_.timeline().Add(timeline::kReconfigureCalled,
                            uuid.value + ", by rank " + std::to_string(call.rank()) + " of " +

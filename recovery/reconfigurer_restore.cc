@@ -36,8 +36,7 @@ void Reconfigurer::OnReportVerified(const Request& request, replication::ReplyFu
     leader_.Poke();
     return;
   }
-  const replication::wire::Instance& sender = request.header().from();
-  const NodeInstance from{NodeId(sender.node_id()), Incarnation(sender.incarnation())};
+  const NodeInstance from = replication::FromWire(request.header().from());
   if (report.attempt() == decided_attempt_.value && !record().decision().resumed()) {
     TakeRestores(from, report);
   }

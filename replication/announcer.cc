@@ -79,9 +79,4 @@ bool Announcer::IsAnswering(const NodeId& node) const {
   return it != listeners_.end() && it->second.failures < kFailuresMin;
 }
 
-bool Announcer::AllTold() const {
-  return std::ranges::all_of(
-      listeners_, [&](const auto& entry) { return entry.second.answered_version == version_; });
-}
-
 }  // namespace backstay::replication

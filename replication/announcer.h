@@ -40,8 +40,6 @@ class Announcer {
   void Step();
   // Nodes that have not answered the newest state, for people.
   bool IsAnswering(const NodeId& node) const;
-  // Every node has answered the newest state.
-  bool AllTold() const;
 
  private:
   struct Listener {

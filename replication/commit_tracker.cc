@@ -5,16 +5,13 @@
 
 #include "base/hash.h"
 #include "replication/job_limits.h"
+#include "replication/wire_convert.h"
 
 namespace backstay::replication {
 namespace {
 
 constexpr size_t kDigestBytes = 16;  // Hash128.
 constexpr int kTagsMax = 64;         // Of one shard.
-
-SnapshotId IdOf(const wire::ShardRef& shard) {
-  return {Generation(shard.snapshot().generation()), Step(shard.snapshot().step())};
-}
 
 std::string RankText(uint32_t rank) { return "rank " + std::to_string(rank); }
 
@@ -45,12 +42,6 @@ Status CheckReport(const wire::ShardReport& report) {
   return Status::Ok();
 }
 
-bool SameTags(const std::vector<wire::Tag>& a, const std::vector<wire::Tag>& b) {
-  return std::ranges::equal(a, b, [](const wire::Tag& x, const wire::Tag& y) {
-    return x.name() == y.name() && x.value() == y.value();
-  });
-}
-
 std::vector<wire::Tag> SortedTags(const google::protobuf::RepeatedPtrField<wire::Tag>& tags) {
   std::vector<wire::Tag> sorted(tags.begin(), tags.end());
   std::ranges::sort(sorted, {}, [](const wire::Tag& tag) { return tag.name(); });
@@ -65,12 +56,6 @@ std::string DifferentTag(const std::vector<wire::Tag>& a, const std::vector<wire
     ++i;
   }
   return i < a.size() ? a[i].name() : b[i].name();
-}
-
-bool HasEveryShard(const TrackedSnapshot& snapshot) {
-  return snapshot.shards.size() == snapshot.world_size &&
-         std::ranges::all_of(snapshot.shards,
-                             [](const auto& shard) { return shard.second.live_domains > 0; });
 }
 
 }  // namespace
@@ -230,7 +215,7 @@ void CommitTracker::NoteLost(TrackedSnapshot& snapshot) const {
 Status CommitTracker::OnReport(const NodeInstance& from, const wire::ShardReport& report,
                                Instant now) {
   BACKSTAY_RETURN_IF_ERROR(CheckReport(report));
-  const SnapshotId id = IdOf(report.shard());
+  const SnapshotId id = FromWire(report.shard().snapshot());
   const ShardId shard_id(report.shard().shard_id());
   TrackedSnapshot* snapshot = FindOrAdd(id, report.world_size(), now);
   if (snapshot == nullptr) {
@@ -272,7 +257,7 @@ Status CommitTracker::OnHeld(const NodeInstance& from, const wire::HeldShard& he
     return InvalidArgument("a held shard has a digest of " + std::to_string(held.digest().size()) +
                            " bytes");
   }
-  const SnapshotId id = IdOf(held.shard());
+  const SnapshotId id = FromWire(held.shard().snapshot());
   const ShardId shard_id(held.shard().shard_id());
   TrackedSnapshot* snapshot = FindOrAdd(id, held.world_size(), now);
   if (snapshot == nullptr ||
@@ -304,8 +289,10 @@ void CommitTracker::MarkRestored(const SnapshotId& id) {
   if (snapshot != snapshots_.end()) snapshot->second.restored = true;
 }
 
-bool CommitTracker::IsIncomplete(const TrackedSnapshot& snapshot) const {
-  return !HasEveryShard(snapshot);
+bool CommitTracker::HasEveryShard(const TrackedSnapshot& snapshot) {
+  return snapshot.shards.size() == snapshot.world_size &&
+         std::ranges::all_of(snapshot.shards,
+                             [](const auto& shard) { return shard.second.live_domains > 0; });
 }
 
 void CommitTracker::Forget(const std::function<bool(const SnapshotId&)>& keep) {
@@ -333,7 +320,9 @@ std::string CannotCommit(const TrackedSnapshot& snapshot) {
     return "the save of shard " + id.value + " failed: " + snapshot.shards.at(id).error;
   }
   // What it lacked may have come from an inventory after it was passed over.
-  return snapshot.passed_over.empty() || HasEveryShard(snapshot) ? "" : snapshot.passed_over;
+  return snapshot.passed_over.empty() || CommitTracker::HasEveryShard(snapshot)
+             ? ""
+             : snapshot.passed_over;
 }
 
 Result<CommitProposal> ProposeCommit(const CommitTracker& tracker,

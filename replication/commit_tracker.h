@@ -81,8 +81,8 @@ class CommitTracker {
 
   // The ranks restored it: what was said of its saves before counts for nothing any more.
   void MarkRestored(const SnapshotId& snapshot);
-  // Some shard of it has no live copy.
-  bool IsIncomplete(const TrackedSnapshot& snapshot) const;
+  // Each has a live copy.
+  static bool HasEveryShard(const TrackedSnapshot& snapshot);
 
   // Drops what `keep` refuses.
   void Forget(const std::function<bool(const SnapshotId&)>& keep);

@@ -237,8 +237,8 @@ void JobAgent::OnInventory(const wire::Header& header, const wire::Inventory& in
   const std::vector<wire::HeldShard> held = HeldShards();
   if (!inventory.closing_uuid().empty()) {
     const Generation closing(header.generation());
-    // The answer is a promise: first nothing of the generation can be sealed any more, then the
-    // list is made.
+    // The answer is a promise: from here on nothing of the generation can be sealed any more, and
+    // nothing was since the list was made a moment ago.
     promise_generation_ = std::max(promise_generation_, closing);
     promise_uuid_ = AttemptUuid(inventory.closing_uuid());
     for (auto& [shard, claim] : claims_) {

@@ -24,7 +24,8 @@ namespace backstay::replication {
 //
 // Thread:  the control executor.
 // Memory:  drops a sealed shard only by the kept set (docs/protocol.md, "Letting go"); never one
-//          that is pinned, being restored by a peer, or promised in an inventory.
+//          that is pinned, being restored by a peer, or promised in an inventory, unless the kept
+//          set of a later generation shows that the promise has served (IsOutlived()).
 // Failure: everything it sends is repeated until the leader's word shows that it has arrived.
 class JobAgent : public JobGate {
  public:

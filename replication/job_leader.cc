@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "replication/job_record.h"
 #include "replication/peer_router.h"
+#include "replication/wire_convert.h"
 
 namespace backstay::replication {
 namespace {
@@ -14,16 +15,6 @@ constexpr size_t kAbandonedShownMax = 8;
 constexpr int kHealthsMax = 256;  // Under-protected shards that one state names.
 // Of a commit's own transaction; the record, the term and the write itself take their share.
 constexpr size_t kCommitConditionsMax = kMetadataOperationsMax - 8;
-
-NodeInstance SenderOf(const wire::Request& request) {
-  const wire::Instance& from = request.header().from();
-  return {NodeId(from.node_id()), Incarnation(from.incarnation())};
-}
-
-void SetRef(wire::SnapshotRef* ref, const SnapshotId& id) {
-  ref->set_generation(id.generation.value);
-  ref->set_step(id.step.value);
-}
 
 }  // namespace
 
@@ -167,12 +158,13 @@ void JobLeader::UpdateMembers() {
 }
 
 void JobLeader::OnAdmitShard(const wire::Request& request, ReplyFunction reply) {
-  admission_.OnAdmitShard(SenderOf(request), request.admit_shard(), std::move(reply));
+  admission_.OnAdmitShard(FromWire(request.header().from()), request.admit_shard(),
+                          std::move(reply));
 }
 
 void JobLeader::OnReportShards(const wire::Request& request, ReplyFunction reply) {
   const wire::ReportShards& report = request.report_shards();
-  TakeReports(SenderOf(request), report.shards(), report.trainers());
+  TakeReports(FromWire(request.header().from()), report.shards(), report.trainers());
   reply(wire::Reply());
 }
 
@@ -455,7 +447,7 @@ wire::JobState JobLeader::MakeState(const NodeId& node) const {
       if (tracker_.IsShardProtected(shard)) continue;
       if (state.under_protected_size() == kHealthsMax) return state;
       wire::ReplicaHealth* health = state.add_under_protected();
-      SetRef(health->mutable_shard()->mutable_snapshot(), id);
+      *health->mutable_shard()->mutable_snapshot() = ToWire(id);
       health->mutable_shard()->set_shard_id(shard_id.value);
       health->set_holders(shard.live_domains);
       health->set_wanted(record_.record().replicas() + 1);

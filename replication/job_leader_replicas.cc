@@ -83,7 +83,7 @@ bool JobLeader::BaseIsOutOfReach() const {
   const std::optional<SnapshotId> base = OpenBase();
   if (!base.has_value() || seams_.executor->Now() - last_loss_ < config_.gone_grace) return false;
   const TrackedSnapshot* snapshot = tracker_.Find(*base);
-  return base == refused_base_ || snapshot == nullptr || tracker_.IsIncomplete(*snapshot);
+  return base == refused_base_ || snapshot == nullptr || !CommitTracker::HasEveryShard(*snapshot);
 }
 
 void JobLeader::StepRepairs() {

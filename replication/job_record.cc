@@ -8,10 +8,6 @@ namespace {
 
 std::string JobText(const wire::JobRecord& record) { return "job " + record.job(); }
 
-SnapshotId IdOf(const wire::RecordedSnapshot& snapshot) {
-  return {Generation(snapshot.generation()), Step(snapshot.step())};
-}
-
 Status CheckOpen(const wire::JobRecord& record) {
   if (record.ended()) return Stale(JobText(record) + " has ended");
   return Status::Ok();
@@ -31,8 +27,7 @@ const wire::RecordedBase* FindBase(const wire::JobRecord& record, uint64_t gener
   return nullptr;
 }
 
-// Drops the bases that no kept snapshot needs to be found on the lineage, oldest first. Bases are
-// needed from the current generation back to the one of the oldest kept snapshot.
+// Keeps the newest kLineageMax bases that are reachable from the current generation.
 void TrimLineage(wire::JobRecord& record) {
   std::vector<wire::RecordedBase> reachable;
   uint64_t generation = record.generation();
@@ -120,6 +115,10 @@ void TrimCommitted(wire::JobRecord& record) {
 }
 
 }  // namespace
+
+SnapshotId IdOf(const wire::RecordedSnapshot& snapshot) {
+  return {Generation(snapshot.generation()), Step(snapshot.step())};
+}
 
 Result<wire::JobRecord> CreateRecord(const JobName& job, const std::string& token_digest,
                                      uint32_t world_size, uint32_t replicas, uint32_t versions,

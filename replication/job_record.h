@@ -21,8 +21,9 @@ inline constexpr uint64_t kAttemptsMax = 32;  // Of one generation.
 // Committed snapshots in the record: the kept ones, and until the first commit those off the
 // lineage.
 inline constexpr int kCommittedMax = 2 * kVersionsMax + 2;
-// The lineage is cut behind the oldest kept snapshot: one generation per kept one, the current one,
-// and one for an uncommitted base.
+// Of the lineage only what is reachable from the current generation is kept, and of that so much
+// that every kept snapshot is found on it: one generation per kept one, the current one, and one
+// for an uncommitted base.
 inline constexpr int kLineageMax = kCommittedMax + 2;
 
 // Pure transitions of a job's record. Each checks all of its own conditions and returns the next
@@ -30,6 +31,8 @@ inline constexpr int kLineageMax = kCommittedMax + 2;
 // kNotFound. Whoever writes the result does so in one transaction conditional on the revision the
 // input was read at and on the leader's term (RecordWriter). The rules:
 // docs/decisions/job_record.md.
+
+SnapshotId IdOf(const wire::RecordedSnapshot& snapshot);
 
 // kInvalidArgument, naming the number and its range.
 Status CheckPolicyLimits(const JobName& job, uint32_t world_size, uint32_t replicas,

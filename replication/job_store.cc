@@ -13,8 +13,7 @@ Result<StoredJob> Extract(const JobName& job, Result<RangeResult> answer) {
   if (!answer.ok()) return answer.status();
   const KeyValue* pair = FindPair(*answer, JobRecordKey(job));
   if (pair == nullptr) return NotFound("job " + job.value + " has no record");
-  return StoredJob{
-      .bytes = pair->value, .revision = pair->mod_revision, .store_revision = answer->revision};
+  return StoredJob{.bytes = pair->value, .revision = pair->mod_revision};
 }
 
 }  // namespace
@@ -87,7 +86,6 @@ void JobStore::List(Deadline deadline, Completion<JobListing> done) {
   auto list = [done = std::move(done)](const Result<RangeResult>& answer) {
     if (!answer.ok()) return done(answer.status());
     JobListing listing;
-    listing.store_revision = answer->revision;
     for (const KeyValue& pair : answer->pairs) {
       Result<JobName> job = ParseJobRecordKey(pair.key);
       if (job.ok()) {

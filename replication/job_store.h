@@ -13,13 +13,11 @@ namespace backstay::replication {
 // A job's record in the metadata store; what the bytes mean is job_record.h's business.
 struct StoredJob {
   std::string bytes;
-  Revision revision = 0;        // Of the transaction that wrote it: what the next write compares.
-  Revision store_revision = 0;  // The store's at the read.
+  Revision revision = 0;  // Of the transaction that wrote it: what the next write compares.
 };
 
 struct JobListing {
   std::vector<JobName> jobs;  // In the order of their keys.
-  Revision store_revision = 0;
 };
 
 // Reads and writes the records of jobs. A write is one transaction that compares the record's last

@@ -9,18 +9,10 @@
 
 #include "base/units.h"
 #include "replication/job_record.h"
+#include "replication/wire_convert.h"
 
 namespace backstay::replication {
 namespace {
-
-void SetRef(wire::SnapshotRef* ref, const SnapshotId& id) {
-  ref->set_generation(id.generation.value);
-  ref->set_step(id.step.value);
-}
-
-SnapshotId IdOf(const wire::RecordedSnapshot& snapshot) {
-  return {Generation(snapshot.generation()), Step(snapshot.step())};
-}
 
 void FillShards(const StatusInput& input, const TrackedSnapshot& snapshot,
                 wire::SnapshotStatus* status) {
@@ -116,16 +108,16 @@ wire::JobState DescribeState(const wire::JobRecord& record, Revision revision) {
   state.set_revision(revision);
   state.set_closing_uuid(record.closing_uuid());
   if (const std::optional<SnapshotId> base = CurrentBase(record); base.has_value()) {
-    SetRef(state.mutable_base(), *base);
+    *state.mutable_base() = ToWire(*base);
   }
   for (const wire::RecordedSnapshot& committed : record.committed()) {
     wire::CommittedSnapshot* kept = state.add_kept();
-    SetRef(kept->mutable_snapshot(), IdOf(committed));
+    *kept->mutable_snapshot() = ToWire(IdOf(committed));
     kept->set_root(committed.root());
   }
   state.set_last_committed_step(record.last_committed_step());
   state.set_last_abandoned_step(record.last_abandoned_step());
-  for (const SnapshotId& id : PinnedSet(record)) SetRef(state.add_pinned(), id);
+  for (const SnapshotId& id : PinnedSet(record)) *state.add_pinned() = ToWire(id);
   if (record.decision().resumed()) state.set_resumed_attempt(record.decision().attempt());
   state.set_attempt_uuid(record.decision().uuid());
   state.set_ended(record.ended());
@@ -197,7 +189,7 @@ void FillSnapshots(const StatusInput& input, wire::LeaderStatusReply* status) {
   for (const auto& [id, why] : *input.abandoned) ids.insert(id);
   for (const SnapshotId& id : ids) {
     wire::SnapshotStatus* out = status->add_snapshots();
-    SetRef(out->mutable_snapshot(), id);
+    *out->mutable_snapshot() = ToWire(id);
     const TrackedSnapshot* tracked = input.tracker->Find(id);
     if (tracked != nullptr) {
       FillShards(input, *tracked, out);

@@ -1,5 +1,6 @@
 #include "replication/wire_convert.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -95,6 +96,12 @@ wire::StatusMessage ToWire(const Status& status) {
   message.set_code(static_cast<uint32_t>(status.code()));
   message.set_message(status.message());
   return message;
+}
+
+bool SameTags(const std::vector<wire::Tag>& a, const std::vector<wire::Tag>& b) {
+  return std::ranges::equal(a, b, [](const wire::Tag& x, const wire::Tag& y) {
+    return x.name() == y.name() && x.value() == y.value();
+  });
 }
 
 }  // namespace backstay::replication

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/hash.h"
 #include "base/ids.h"
@@ -32,5 +33,8 @@ Result<transport::Grant> FromWire(const wire::Grant& message);
 Result<Hash128> DigestFromWire(const std::string& bytes);
 
 wire::StatusMessage ToWire(const Status& status);
+
+// In the same order.
+bool SameTags(const std::vector<wire::Tag>& a, const std::vector<wire::Tag>& b);
 
 }  // namespace backstay::replication

@@ -6,6 +6,7 @@ Method: trainers that are told each call (api_driver.cc); memory and state are l
 """
 
 import atexit
+import json
 import mmap
 import os
 import shutil
@@ -264,6 +265,43 @@ class ClaimTest(ServicesTest):
         self.assertEqual((restored["fresh"], restored["step"]), (False, 1))
         second.call("save", 2)
         self.assertEqual(second.call("newest")["step"], 2)
+
+    def stop_and_replace(self, node_index):
+        """A trainer is stopped in a save; another one claims its shard, and commits. Then the first one goes on."""
+        first = self.resumed(1)
+        first.call("save", 1)
+        first.call("begin", 2, 20_000)
+        os.kill(first.child.pid, signal.SIGSTOP)
+        try:
+            copying = first.send("copy")
+            waiting = first.send("wait", "committed")
+            second = self.trainer(node_index)
+            self.assertEqual(second.restore()["step"], 1)
+            second.call("save", 3)
+        finally:
+            os.kill(first.child.pid, signal.SIGCONT)
+        first.answer(copying)
+        answer = first.answer(waiting)
+        self.assertEqual((answer["ok"], answer.get("code")), (False, "stale"), answer)
+        self.assertEqual(first.error("begin", 4, 1000)[0], "stale")
+        self.assertEqual(second.call("newest")["step"], 3)
+        wait_for(lambda: self.services.command("verify", self.job, "3").returncode == 0, "both replicas to be good")
+        steps = [s["step"] for s in json.loads(self.services.command("ls", self.job, "--json").stdout)["snapshots"]
+                 if s["state"] == "committed"]
+        self.assertNotIn(2, steps)
+        return first
+
+    def quarantined(self):
+        return self.services.memory()[self.services.nodes[1].name]["quarantined"]
+
+    def test_a_stopped_trainer_that_was_replaced_elsewhere_seals_nothing(self):
+        self.stop_and_replace(2)
+
+    def test_a_stopped_trainer_that_was_replaced_here_writes_into_nothing_that_is_used(self):
+        first = self.stop_and_replace(1)
+        self.assertGreaterEqual(self.quarantined(), STATE_BYTES)  # What it has mapped, until it exits.
+        first.close()
+        wait_for(lambda: self.quarantined() == 0, "quarantine to end")
 
     def pair(self):
         """Trainers of ranks 0 and 1."""

@@ -52,7 +52,7 @@ void VerifyRun::ReportMissing() {
     if (present.contains(rank)) continue;
     wire::VerifyProgress progress;
     progress.set_rank(rank);
-    progress.set_shard_id(std::to_string(rank));
+    progress.set_no_holder(true);
     progress.set_error("no node that answered holds this rank's shard");
     Report(std::move(progress));
   }

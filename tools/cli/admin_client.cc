@@ -2,6 +2,8 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
+
 #include "tools/admin/admin_status.h"
 
 namespace backstay::tools {
@@ -15,16 +17,20 @@ constexpr int kMessageBytesMax = 80 * 1024 * 1024;
 AdminClient::AdminClient(const std::string& address,
                          const std::shared_ptr<grpc::ChannelCredentials>& credentials,
                          Duration timeout)
-    : address_(address), timeout_(timeout) {
+    : address_(address), deadline_(std::chrono::steady_clock::now() + timeout) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
   stub_ = wire::Admin::NewStub(grpc::CreateCustomChannel(address, credentials, arguments));
 }
 
+Duration AdminClient::TimeLeft() const {
+  return std::max<Duration>(Duration::zero(), deadline_ - std::chrono::steady_clock::now());
+}
+
 void AdminClient::SetDeadline(grpc::ClientContext& context) const {
   context.set_deadline(std::chrono::system_clock::now() +
-                       std::chrono::duration_cast<std::chrono::system_clock::duration>(timeout_));
+                       std::chrono::duration_cast<std::chrono::system_clock::duration>(TimeLeft()));
 }
 
 Status AdminClient::Explain(const grpc::Status& status) const {

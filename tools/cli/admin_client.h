@@ -2,6 +2,7 @@
 
 #include <grpcpp/security/credentials.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -18,8 +19,12 @@ namespace backstay::tools {
 //          said them.
 class AdminClient {
  public:
+  // `timeout` is for all calls together, from now on.
   AdminClient(const std::string& address,
               const std::shared_ptr<grpc::ChannelCredentials>& credentials, Duration timeout);
+
+  // Not negative.
+  Duration TimeLeft() const;
 
   Result<wire::ClusterReply> Cluster();
   Result<wire::JobsReply> Jobs();
@@ -38,7 +43,7 @@ class AdminClient {
   Status Explain(const grpc::Status& status) const;
 
   const std::string address_;
-  const Duration timeout_;
+  const std::chrono::steady_clock::time_point deadline_;
   std::unique_ptr<wire::Admin::Stub> stub_;
 };
 

@@ -56,7 +56,7 @@ Result<View> RunShow(const CommandLine& line, AdminClient& client) {
   request.set_has_rank(line.rank.has_value());
   request.set_rank(line.rank.value_or(0));
   BACKSTAY_ASSIGN_OR_RETURN(const wire::SnapshotReply snapshot, client.Snapshot(request));
-  return ShowTensors(JobName(line.job), snapshot);
+  return ShowTensors(JobName(line.job), snapshot, line.rank);
 }
 
 Result<View> RunRm(const CommandLine& line, AdminClient& client) {

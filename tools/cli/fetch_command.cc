@@ -138,6 +138,7 @@ Result<View> RunFetch(const CommandLine& line, const Console& console, AdminClie
   FetchSpec spec;
   BACKSTAY_ASSIGN_OR_RETURN(spec.manifest, CheckOpened(opened, spec));
   spec.end_bytes = spec.manifest.size_bytes;
+  spec.timeout = client.TimeLeft();
   Json tensor_json;
   if (!line.tensor.empty()) {
     BACKSTAY_ASSIGN_OR_RETURN(const TensorEntry tensor, FindTensor(spec.manifest, line.tensor));
@@ -166,12 +167,12 @@ Result<View> RunFetch(const CommandLine& line, const Console& console, AdminClie
     for (const std::string& problem : outcome.problems) text += "; " + problem;
     return Status(outcome.status.code(), text);
   }
+  BACKSTAY_RETURN_IF_ERROR(file->Publish());
   if (line.tensor.empty()) {
     BACKSTAY_RETURN_IF_ERROR(WriteWhole(ManifestFile(line),
                                         ManifestJson(spec.manifest, opened.digest()).dump(2) + "\n",
                                         line.force));
   }
-  BACKSTAY_RETURN_IF_ERROR(file->Publish());
   View view = Describe(line, spec, opened, outcome.problems);
   if (!tensor_json.is_null()) view.json["contents"] = tensor_json;
   return view;

@@ -12,6 +12,7 @@ ShardFetch::ShardFetch(Executor* executor, transport::Puller* puller, FetchSpec 
     : executor_(executor),
       puller_(puller),
       spec_(std::move(spec)),
+      deadline_(executor->Now() + spec_.timeout),
       done_(std::move(done)),
       sources_(spec_.sources.size()) {}
 
@@ -38,6 +39,10 @@ bool ShardFetch::CanGive(size_t source, const Group& group) const {
 
 // Gives every source that has room the first group that it has not failed at.
 void ShardFetch::Step() {
+  if (executor_->Now() >= deadline_ && !waiting_.empty()) {
+    Fail(DeadlineExceeded("the time was over when " + FormatBytes(bytes_done_) + " of " +
+                          FormatBytes(spec_.end_bytes - spec_.begin_bytes) + " were read"));
+  }
   if (!outcome_.status.ok()) waiting_.clear();  // Only what is under way is waited for.
   for (size_t source = 0; source < sources_.size() && outcome_.status.ok(); ++source) {
     while (sources_[source].in_flight < kFetchGroupsPerHolder) {
@@ -77,7 +82,7 @@ void ShardFetch::Pull(size_t source, Group group) {
   const auto checksums = spec_.manifest.chunk_checksums.begin();
   request.expected.assign(checksums + static_cast<ptrdiff_t>(group.first_chunk),
                           checksums + static_cast<ptrdiff_t>(last_chunk + 1));
-  request.deadline = executor_->Now() + kFetchGroupTimeout;
+  request.deadline = std::min<Deadline>(deadline_, executor_->Now() + kFetchGroupTimeout);
   puller_->Pull(std::move(request),
                 [this, source, group = std::move(group), buffer](transport::PullResult result) {
                   OnPulled(source, group, *buffer, result);

@@ -25,6 +25,7 @@ struct FetchSpec {
   std::vector<transport::Grant> sources;
   uint64_t begin_bytes = 0;  // Of the shard.
   uint64_t end_bytes = 0;
+  Duration timeout = std::chrono::hours(24);  // Of the whole read.
   // Takes verified bytes at an offset counted from `begin_bytes`; in any order, each once.
   std::function<Status(uint64_t offset_bytes, std::span<const std::byte> bytes)> write;
   std::function<void(uint64_t bytes_done)> on_progress;
@@ -41,8 +42,8 @@ struct FetchOutcome {
 //
 // Thread:  the executor; `done` runs there, once, after Start() has returned.
 // Memory:  owns its buffers; lives until `done` has run.
-// Failure: kUnavailable or kCorrupt when some chunk has no good copy among the holders; kNoSpace or
-//          whatever `write` says ends it at once.
+// Failure: kUnavailable or kCorrupt when some chunk has no good copy among the holders; kDeadline
+//          after the timeout; kNoSpace or whatever `write` says ends it at once.
 class ShardFetch {
  public:
   using Done = std::function<void(FetchOutcome)>;
@@ -79,6 +80,7 @@ class ShardFetch {
   Executor* const executor_;
   transport::Puller* const puller_;
   const FetchSpec spec_;
+  const Deadline deadline_;
   Done done_;
   std::deque<Group> waiting_;
   std::vector<Source> sources_;

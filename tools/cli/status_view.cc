@@ -1,5 +1,6 @@
 // `backstay status` and `backstay jobs`.
 
+#include <algorithm>
 #include <set>
 
 #include "base/units.h"
@@ -252,7 +253,11 @@ View ShowStatus(const wire::ClusterReply& cluster, const wire::JobsReply& jobs,
 }
 
 View ShowJobs(const wire::JobsReply& jobs, int64_t now_unix_ms) {
-  return {JobsText(jobs, now_unix_ms), {{"jobs", JobsJson(jobs)}}, kExitFine};
+  const bool fine = std::ranges::all_of(jobs.jobs(), [](const wire::JobOverview& job) {
+    const bool is_silent = job.has_leader() && !job.leader_answered();
+    return job.record_error().empty() && !is_silent;
+  });
+  return {JobsText(jobs, now_unix_ms), {{"jobs", JobsJson(jobs)}}, fine ? kExitFine : kExitData};
 }
 
 }  // namespace backstay::tools

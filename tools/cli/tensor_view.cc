@@ -189,12 +189,15 @@ Json ContentsJson(const store::Manifest& manifest) {
           {"tags", tags}};
 }
 
-View ShowTensors(const JobName& job, const wire::SnapshotReply& snapshot) {
+View ShowTensors(const JobName& job, const wire::SnapshotReply& snapshot,
+                 std::optional<uint32_t> rank) {
   View view;
   std::vector<store::Manifest> manifests;
   Json shards = Json::array();
   std::string problems;
+  std::set<uint32_t> ranks;
   for (const wire::ShardReplicas& shard : snapshot.shards()) {
+    ranks.insert(shard.rank());
     Json json = ShardJson(shard);
     const Result<store::Manifest> manifest = shard.manifest().empty()
                                                  ? Unavailable(ShowText(shard.error()))
@@ -214,7 +217,16 @@ View ShowTensors(const JobName& job, const wire::SnapshotReply& snapshot) {
     silent.push_back({{"node", ShowName(node.node_id())}, {"error", ShowText(node.error())}});
     problems += ShowName(node.node_id()) + " did not answer: " + ShowText(node.error()) + "\n";
   }
-  if (snapshot.shards().empty()) problems += "no node that answered holds a shard of it\n";
+  // One that is not committed may have ranks that never saved.
+  Json missing = Json::array();
+  for (uint32_t absent = 0; absent < snapshot.world_size() && snapshot.committed(); ++absent) {
+    if (ranks.contains(absent) || absent != rank.value_or(absent)) continue;
+    missing.push_back(absent);
+    problems += "rank " + std::to_string(absent) + ": no node that answered holds its shard\n";
+  }
+  if (snapshot.shards().empty() && missing.empty()) {
+    problems += "no node that answered holds a shard of it\n";
+  }
   view.exit_code = problems.empty() ? kExitFine : kExitData;
   view.json = {{"job", ShowName(job.value)},
                {"generation", snapshot.snapshot().generation()},
@@ -223,6 +235,7 @@ View ShowTensors(const JobName& job, const wire::SnapshotReply& snapshot) {
                {"world_size", snapshot.world_size()},
                {"wanted_copies", snapshot.wanted_replicas()},
                {"shards", shards},
+               {"missing_ranks", missing},
                {"silent_nodes", silent}};
   view.text = "step " + std::to_string(snapshot.snapshot().step()) + " of generation " +
               std::to_string(snapshot.snapshot().generation()) +

@@ -38,19 +38,20 @@ View ShowVerify(const CommandLine& line, const std::vector<wire::VerifyProgress>
     generation = answer.generation();
     bad += IsGood(answer) ? 0 : 1;
     const bool has_shard = !answer.shard_id().empty();
+    const bool has_rank = has_shard || answer.no_holder();
     if (has_shard) {
       good_copies[{answer.rank(), answer.shard_id()}] += IsGood(answer) ? 1 : 0;
     }
     replicas.push_back(
         {{"shard", has_shard ? Json(ShowName(answer.shard_id())) : Json()},
-         {"rank", has_shard ? Json(answer.rank()) : Json()},
+         {"rank", has_rank ? Json(answer.rank()) : Json()},
          {"node", answer.node_id().empty() ? Json() : Json(ShowName(answer.node_id()))},
          {"ok", IsGood(answer)},
          {"chunks", answer.chunks()},
          {"bad_chunks", answer.bad_chunks()},
          {"bytes", answer.bytes()},
          {"error", answer.error().empty() ? Json() : Json(ShowText(answer.error()))}});
-    table.Add({has_shard ? std::to_string(answer.rank()) : "-",
+    table.Add({has_rank ? std::to_string(answer.rank()) : "-",
                has_shard ? ShowName(answer.shard_id()) : "-",
                answer.node_id().empty() ? "-" : ShowName(answer.node_id()),
                std::to_string(answer.chunks()), FormatBytes(answer.bytes()), ResultText(answer)});

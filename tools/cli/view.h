@@ -1,6 +1,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "base/ids.h"
@@ -39,7 +40,9 @@ struct WhyOptions {
 };
 View ShowWhy(const wire::JobReply& job, const wire::ClusterReply& cluster, WhyOptions options);
 // Tensors of a snapshot: of one rank, or merged over all ranks by name.
-View ShowTensors(const JobName& job, const wire::SnapshotReply& snapshot);
+// `rank`: the only one that was asked for.
+View ShowTensors(const JobName& job, const wire::SnapshotReply& snapshot,
+                 std::optional<uint32_t> rank);
 
 // A digest or root as hexadecimal digits; "" for none.
 std::string Hex(const std::string& bytes);

@@ -14,10 +14,12 @@ exported=$("$nm" -D --defined-only "$shared" | awk '$2 == "T" {print $3}' | sed 
 [ "$(wc -w <<<"$declared")" -gt 40 ] || fail "only $(wc -w <<<"$declared") functions found in the header"
 [ "$declared" = "$exported" ] || fail "exported and declared functions differ: $(diff <(echo "$declared") <(echo "$exported"))"
 
-others=$("$nm" -D --defined-only "$shared" | awk '{print $3}' | sed 's/@.*//' | grep -vE '^(backstay_[a-z_]+|BACKSTAY_1)$' || true)
+defined=$("$nm" -D --defined-only "$shared" | awk '{print $3}' | sed 's/@.*//')
+others=$(grep -vE '^(backstay_[a-z_]+|BACKSTAY_1)$' <<<"$defined" || true)
 [ -z "$others" ] || fail "the shared library also exports: $others"
 
-strong=$("$nm" -g --defined-only "$static" | awk 'NF == 3 {print $3}' | grep -vE '^backstay_[a-z_]+$' || true)
+defined=$("$nm" -g --defined-only "$static" | awk 'NF == 3 {print $3}')
+strong=$(grep -vE '^backstay_[a-z_]+$' <<<"$defined" || true)
 [ -z "$strong" ] || fail "the static library also defines: $strong"
 in_static=$("$nm" -g --defined-only "$static" | awk '$2 == "T" {print $3}' | sort -u)
 [ "$in_static" = "$declared" ] || fail "the static library lacks: $(diff <(echo "$declared") <(echo "$in_static"))"

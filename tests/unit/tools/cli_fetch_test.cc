@@ -165,6 +165,14 @@ TEST_F(ShardFetchTest, NobodyLeftIsUnavailable) {
   EXPECT_EQ(Fetch().status.code(), StatusCode::kUnavailable);
 }
 
+TEST_F(ShardFetchTest, EndsWhenItsTimeIsOver) {
+  AddHolder("node-1");
+  spec_.timeout = Duration::zero();
+  const FetchOutcome outcome = Fetch();
+  EXPECT_EQ(outcome.status.code(), StatusCode::kDeadline);
+  EXPECT_THAT(outcome.status.message(), HasSubstr("0 B of 40"));
+}
+
 TEST_F(ShardFetchTest, AFullDiskEndsIt) {
   AddHolder("node-1");
   write_status_ = NoSpace("disk full");

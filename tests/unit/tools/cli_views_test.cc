@@ -378,21 +378,34 @@ TEST(Show, OneRankInDetailAllRanksMerged) {
   snapshot.mutable_snapshot()->set_generation(2);
   snapshot.set_world_size(2);
   snapshot.add_shards()->set_manifest(ManifestOf(0));
-  View view = ShowTensors(JobName("job"), snapshot);
+  View view = ShowTensors(JobName("job"), snapshot, std::nullopt);
   EXPECT_THAT(view.text, HasSubstr("elements 0:4"));
   EXPECT_THAT(view.text, HasSubstr("samples"));
   EXPECT_EQ(view.json["shards"][0]["tensors"][0]["slice"]["kind"], "flat");
   EXPECT_EQ(view.exit_code, kExitFine);
   snapshot.add_shards()->set_manifest(ManifestOf(1));
-  view = ShowTensors(JobName("job"), snapshot);
+  view = ShowTensors(JobName("job"), snapshot, std::nullopt);
   EXPECT_THAT(view.text, HasSubstr("elements 0:4, ..."));
   EXPECT_THAT(view.text, HasSubstr("32 B"));
   wire::ShardReplicas& broken = *snapshot.add_shards();
   broken.set_manifest("garbage");
   broken.set_rank(2);
-  view = ShowTensors(JobName("job"), snapshot);
+  view = ShowTensors(JobName("job"), snapshot, std::nullopt);
   EXPECT_EQ(view.exit_code, kExitData);
   EXPECT_THAT(view.text, HasSubstr("rank 2: "));
+}
+
+TEST(Show, ARankOfACommittedSnapshotThatNobodyHoldsIsAProblem) {
+  wire::SnapshotReply snapshot;
+  snapshot.set_world_size(2);
+  snapshot.add_shards()->set_manifest(ManifestOf(0));
+  EXPECT_EQ(ShowTensors(JobName("job"), snapshot, std::nullopt).exit_code, kExitFine);
+  snapshot.set_committed(true);
+  const View view = ShowTensors(JobName("job"), snapshot, std::nullopt);
+  EXPECT_EQ(view.exit_code, kExitData);
+  EXPECT_THAT(view.text, HasSubstr("rank 1: no node that answered holds its shard"));
+  EXPECT_EQ(view.json["missing_ranks"], Json::array({1}));
+  EXPECT_EQ(ShowTensors(JobName("job"), snapshot, 0).exit_code, kExitFine);
 }
 
 wire::VerifyProgress Verified(const std::string& shard, const std::string& node) {
@@ -419,6 +432,20 @@ TEST(Verify, EveryReplicaIsListedAndCounted) {
   view = ShowVerify(line, answers);  // All that exists is good, but it is too little.
   EXPECT_EQ(view.exit_code, kExitData);
   EXPECT_EQ(ShowVerify(line, {}).exit_code, kExitData);
+}
+
+TEST(Verify, ARankWithoutAHolderHasNoShardId) {
+  CommandLine line;
+  line.job = "job";
+  std::vector<wire::VerifyProgress> answers = {Verified("0", "node-1"), Verified("0", "node-2")};
+  wire::VerifyProgress& missing = answers.emplace_back();
+  missing.set_rank(1);
+  missing.set_no_holder(true);
+  missing.set_error("no node that answered holds this rank's shard");
+  const View view = ShowVerify(line, answers);
+  EXPECT_EQ(view.exit_code, kExitData);
+  EXPECT_EQ(view.json["replicas"][2]["rank"], 1);
+  EXPECT_TRUE(view.json["replicas"][2]["shard"].is_null());
 }
 
 TEST(ExitCodes, SayWhoseFaultItIs) {

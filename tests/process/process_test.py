@@ -71,8 +71,9 @@ class KillTest(unittest.TestCase):
         self.run_killing(nth("save_begun", 9), lambda job: job.restart_service(job.cluster.metadata_node))
 
     def test_leader_node_during_save(self):
-        """The metadata store's node is not to die: if it leads, another one is made to lead first."""
-        with Job(5, options(steps=90)) as job:
+        """The metadata store's node is not to die: if it leads, its service starts again so that another one does. That
+        loses what it held: two replicas cover both."""
+        with Job(5, options(steps=90, replicas=2)) as job:
             job.start()
 
             def move(member, event):

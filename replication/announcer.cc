@@ -33,15 +33,21 @@ void Announcer::Step() {
   look_needed_ = false;
   next_look_ = now + kLookInterval;
   for (auto& [id, listener] : listeners_) {
-    if (listener.in_flight) continue;
+    const bool is_idle = listener.in_flight == 0;
+    const bool may_overtake = listener.in_flight < kInFlightMax &&
+                              listener.told_version < version_ &&
+                              now - listener.told_at >= kOvertakeAfter;
+    if (!is_idle && !may_overtake) continue;
     // News is sent at once to whoever answered last time; else the retry decides.
     const bool news = listener.answered_version < version_ && listener.failures == 0;
-    if (news || now >= listener.next) Tell(listener);
+    if (news || (is_idle && now >= listener.next)) Tell(listener);
   }
 }
 
 void Announcer::Tell(Listener& listener) {
-  listener.in_flight = true;
+  ++listener.in_flight;
+  listener.told_version = version_;
+  listener.told_at = seams_.executor->Now();
   const NodeInstance node = listener.node;
   const uint64_t version = version_;
   wire::Request request;
@@ -57,9 +63,10 @@ void Announcer::OnReply(const NodeInstance& node, uint64_t version,
   const auto it = listeners_.find(node.node);
   if (it == listeners_.end() || it->second.node != node) return;
   Listener& listener = it->second;
-  listener.in_flight = false;
+  --listener.in_flight;
   const Instant now = seams_.executor->Now();
   if (!reply.ok()) {
+    if (version < listener.answered_version) return;  // A later one was answered.
     ++listener.failures;
     listener.next = now + listener.retry_delay;
     listener.retry_delay = std::min(2 * listener.retry_delay, config_.retry_max);

@@ -17,10 +17,14 @@ namespace backstay::replication {
 //
 // Thread:  the owning executor.
 // Failure: a node that does not answer is told again, ever more slowly; another start of it is told
-//          from the beginning. One message to a node is under way at a time.
+//          from the beginning. One message to a node is under way at a time; news overtakes one
+//          that has been so for kOvertakeAfter: a lost one would hold the node's slots till its
+//          deadline.
 class Announcer {
  public:
   static constexpr Duration kLookInterval = std::chrono::milliseconds(20);
+  static constexpr Duration kOvertakeAfter = std::chrono::milliseconds(100);
+  static constexpr uint32_t kInFlightMax = 2;
 
   // What to tell `node` now; built when it is sent, so that a change costs nothing by itself.
   using MakeState = std::function<wire::JobState(const NodeId& node)>;
@@ -45,7 +49,9 @@ class Announcer {
   struct Listener {
     NodeInstance node;
     uint64_t answered_version = 0;
-    bool in_flight = false;
+    uint32_t in_flight = 0;
+    uint64_t told_version = 0;
+    Instant told_at;
     uint32_t failures = 0;  // Since the last answer.
     Instant next;
     Duration retry_delay{};

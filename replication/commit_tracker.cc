@@ -217,6 +217,9 @@ Status CommitTracker::OnReport(const NodeInstance& from, const wire::ShardReport
   BACKSTAY_RETURN_IF_ERROR(CheckReport(report));
   const SnapshotId id = FromWire(report.shard().snapshot());
   const ShardId shard_id(report.shard().shard_id());
+  // Also where the snapshot itself is one too many: it shows which older ones were passed over, and
+  // with those gone there is room again.
+  if (report.began_unix_ms() != 0) NoteBegun(id, shard_id, from);
   TrackedSnapshot* snapshot = FindOrAdd(id, report.world_size(), now);
   if (snapshot == nullptr) {
     return NoSpace("the leader follows " + std::to_string(kSnapshotsMax) +
@@ -242,7 +245,6 @@ Status CommitTracker::OnReport(const NodeInstance& from, const wire::ShardReport
   }
   shard.progress = std::max(shard.progress, report.progress());
   shard.reporter = from;
-  if (report.began_unix_ms() != 0) NoteBegun(id, shard_id, from);
   if (report.failed()) {
     shard.error = report.error().empty() ? std::string("no reason given") : report.error();
     snapshot->failed.insert(shard_id);

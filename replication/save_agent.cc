@@ -139,7 +139,8 @@ Result<BeginReply> SaveAgent::TryBegin(const WaitingBegin& begin, bool* is_full)
 bool SaveAgent::Displace(SnapshotId for_snapshot) {
   for (const store::Shard* shard : table_.ShardsOf(job_)) {
     if (shard->name.shard != shard_ || shard->name.snapshot >= for_snapshot) continue;
-    if (shard->role == store::ShardRole::kHeld || !shard->sealed()) continue;
+    const bool is_whole = shard->sealed() || shard->state == store::ShardState::kQuarantined;
+    if (shard->role == store::ShardRole::kHeld || !is_whole) continue;
     if (!IsDisplaceable(gate_.view(), *shard)) continue;
     const ShardName victim = shard->name;
     if (exporter_.IsBeingRestored(victim)) continue;

@@ -5,36 +5,13 @@
 #include <vector>
 
 #include "replication/timeline.h"
-#include "tests/unit/recovery/leader_fixture.h"
+#include "tests/unit/recovery/job_leader_fixture.h"
 
 namespace backstay::testing {
 namespace {
 
 namespace timeline = replication::timeline;
 using ::testing::HasSubstr;
-
-// A job of two ranks that runs in generation 1.
-class JobLeaderTest : public ::testing::Test {
- protected:
-  void StartJob() {
-    cluster_.Elect();
-    cluster_.AdmitAll();
-    ASSERT_EQ(cluster_.ReconfigureAll("u1", 0).generation(), 1u);
-  }
-  void Commit(uint64_t step) {
-    cluster_.Protect(1, step);
-    ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.CommitIsRecorded(step); }));
-  }
-  wire::SnapshotStatus StatusOf(uint64_t step) {
-    const wire::LeaderStatusReply shown = cluster_.ReadStatus();
-    for (const wire::SnapshotStatus& snapshot : shown.snapshots()) {
-      if (snapshot.snapshot().step() == step) return snapshot;
-    }
-    return {};
-  }
-
-  LeaderFixture cluster_;
-};
 
 // ---- Admission ----
 
@@ -430,88 +407,18 @@ TEST(JobLeaderScale, ManyHoldersCommitInFewTurns) {
   EXPECT_FALSE(cluster.deposed().has_value());
 }
 
-// ---- Repair ----
-
-TEST_F(JobLeaderTest, LostReplicasAreMadeAgain) {
+// A lost message holds nothing up until its deadline: slots wait for what comes after it.
+TEST_F(JobLeaderTest, NewsOvertakesAMessageThatIsNotAnswered) {
   StartJob();
-  Commit(10);
-  cluster_.Kill("b");
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Happened(timeline::kProtectedAgain); }));
-  EXPECT_EQ(cluster_.node("c").held.size(), 2u);
-  EXPECT_TRUE(cluster_.Happened(timeline::kUnderProtected));
-  EXPECT_TRUE(cluster_.Happened(timeline::kRepaired));
-}
-
-// A node that can promise nothing for saves to come may have room for what is committed.
-TEST_F(JobLeaderTest, ANodeThatPromisesNoMemoryIsRepairedTo) {
-  StartJob();
-  Commit(10);
-  cluster_.node("c").has_memory = false;
-  cluster_.Kill("b");
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Happened(timeline::kProtectedAgain); }));
-  EXPECT_EQ(cluster_.node("c").held.size(), 2u);
-  EXPECT_TRUE(cluster_.node("c").reserved.empty());
-}
-
-TEST_F(JobLeaderTest, AReplicaThatAHolderFoundBadIsMadeAgain) {
-  StartJob();
-  Commit(10);
-  cluster_.executor().RunFor(std::chrono::seconds(1));
-  std::erase_if(cluster_.node("b").held,
-                [](const wire::HeldShard& held) { return held.rank() == 0; });
-  EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.Happened(timeline::kProtectedAgain); }));
-}
-
-// It would hold a place for its whole time, and keep others waiting that could go on.
-TEST_F(JobLeaderTest, ARepairThatItsTargetRefusesIsMadeElsewhere) {
-  LeaderFixture cluster({"a", "b", "c", "d"});
-  cluster.config().repairs_per_node_max = 1;
-  cluster.Elect();
-  cluster.AdmitAll();
-  ASSERT_EQ(cluster.ReconfigureAll("u1", 0).generation(), 1u);
-  cluster.Protect(1, 10);
-  ASSERT_TRUE(cluster.RunUntil([&] { return cluster.CommitIsRecorded(10); }));
-  cluster.node("c").full = true;
-  cluster.Kill("b");
-  EXPECT_TRUE(cluster.RunUntil([&] { return cluster.Happened(timeline::kProtectedAgain); }));
-  EXPECT_EQ(cluster.node("d").held.size(), 2u);
-}
-
-// An order takes the place of the one before it: each names all that the source is to serve.
-TEST_F(JobLeaderTest, TwoCopiesFromOneSourceDoNotEndEachOther) {
-  LeaderFixture cluster({"a", "b", "c", "d", "e"});
-  cluster.replicas = 2;
-  cluster.Elect();
-  cluster.AdmitAll();
-  ASSERT_EQ(cluster.ReconfigureAll("u1", 0).generation(), 1u);
-  for (const uint32_t rank : {0u, 1u}) {
-    wire::ShardReport report = cluster.MakeReport(1, 10, rank);
-    for (const char* node : {"a", "b", "c"}) {
-      cluster.Hold(node, 1, 10, rank);
-      cluster.AddHolder(report, node);
-    }
-    cluster.Report(rank == 0 ? "a" : "b", report);
-  }
-  ASSERT_TRUE(cluster.RunUntil([&] { return cluster.CommitIsRecorded(10); }));
-  for (const char* node : {"d", "e"}) cluster.node(node).slow = true;
-  cluster.Kill("b");
-  cluster.Kill("c");
-  const auto both_ordered = [&] {
-    return cluster.node("a").ordered == std::set<std::string>{"d", "e"};
-  };
-  ASSERT_TRUE(cluster.RunUntil(both_ordered));
-  // And stay so, whichever order is repeated.
-  const bool ended = cluster.RunUntil([&] { return !both_ordered(); }, std::chrono::seconds(5));
-  EXPECT_FALSE(ended);
-}
-
-TEST_F(JobLeaderTest, ANewLeaderRepairsByWhatTheNodesList) {
-  StartJob();
-  Commit(10);
-  cluster_.Kill("b");
-  cluster_.Elect();
-  cluster_.Admit(0, "a");
-  EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.node("c").held.size() == 2; }));
+  cluster_.executor().RunFor(std::chrono::seconds(2));
+  cluster_.node("c").answers = false;
+  Commit(10);  // Told to "c" in a message that is lost.
+  cluster_.executor().RunFor(std::chrono::milliseconds(150));
+  cluster_.node("c").answers = true;
+  Commit(20);
+  EXPECT_TRUE(
+      cluster_.RunUntil([&] { return cluster_.node("c").state->last_committed_step() == 20; },
+                        std::chrono::milliseconds(100)));
 }
 
 // ---- Telling ----

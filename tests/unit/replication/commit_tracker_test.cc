@@ -292,6 +292,18 @@ TEST_F(CommitTrackerTest, SnapshotsAreBounded) {
   EXPECT_EQ(tracker_.Find(Id(1, 10)), nullptr);
 }
 
+// Attack: a rank's word that it passed a step over is lost, and meanwhile another rank fails so
+// many later ones that no more are followed. The step was held until its deadline.
+TEST_F(CommitTrackerTest, AStepIsPassedOverAlsoByOneThatIsNotFollowed) {
+  for (uint64_t i = 0; i < CommitTracker::kSnapshotsMax; ++i) {
+    Add(BegunAt(Report(0, {Start("a"), Start("b")}), 10 + i));
+  }
+  EXPECT_EQ(CannotCommit(snapshot()), "");
+  const wire::ShardReport later = BegunAt(Report(1, {Start("a"), Start("b")}), 500);
+  EXPECT_EQ(tracker_.OnReport(Start("a"), later, kNow).code(), StatusCode::kNoSpace);
+  EXPECT_THAT(CannotCommit(snapshot()), HasSubstr("its rank has begun step 500 already"));
+}
+
 // Every new leader rebuilds the same from what holders list.
 TEST_F(CommitTrackerTest, InventoriesBuildTheSamePicture) {
   for (const uint32_t rank : {0u, 1u}) {

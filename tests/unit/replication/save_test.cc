@@ -196,6 +196,26 @@ TEST_F(SaveTest, DamageAtTheSourceFailsTheSave) {
   EXPECT_EQ(cluster_->node(0).table->Find(Name(10))->state, store::ShardState::kQuarantined);
 }
 
+// Attack: the last free slot holds a shard of the generation before that was found damaged. It was
+// let go of at the first commit only, which waited for its slot.
+TEST_F(SaveTest, ADamagedShardOfAnOlderGenerationMakesRoom) {
+  Start(1, 0);
+  ASSERT_TRUE(cluster_->Save(trainer_, Step(10), kChunks, 1).ok());
+  Commit(10);
+  ASSERT_TRUE(cluster_->Save(trainer_, Step(11), kChunks, 1).ok());
+  cluster_->node(0).table->Quarantine(Name(11), "a test");
+  cluster_->state().generation = Generation(2);
+  *cluster_->state().body.mutable_base() = ToWire(SnapshotId{Generation(1), Step(10)});
+  cluster_->state().body.set_first_commit_done(false);
+  cluster_->Announce();
+  const auto claim = cluster_->node(0).agent->FindClaim(trainer_.shard, trainer_.claim);
+  ASSERT_TRUE(claim.ok()) << claim.status();
+  (*claim)->EnterGeneration(Generation(2));
+  const auto slot = cluster_->Begin(trainer_, Step(12));
+  EXPECT_TRUE(slot.ok()) << slot.status();
+  EXPECT_TRUE(cluster_->Holds(0, Name(10)));
+}
+
 TEST_F(SaveTest, AFencedGenerationIsNotSealed) {
   Start(2, 1);
   const auto slot = cluster_->Begin(trainer_, Step(10));

@@ -19,10 +19,18 @@ void Auditor::OnSealed(const SnapshotId& snapshot, Rank rank, uint64_t history, 
   }
 }
 
-void Auditor::OnResumed(Generation generation, Rank rank, std::optional<SnapshotId> base,
-                        uint64_t history, uint64_t content) {
+void Auditor::OnVerified(Generation generation, Attempt attempt, Rank rank) {
+  verified_[{generation, attempt}].insert(rank);
+}
+
+void Auditor::OnResumed(Generation generation, Attempt attempt, Rank rank, uint32_t world_size,
+                        std::optional<SnapshotId> base, uint64_t history, uint64_t content) {
   const std::string who =
       "rank " + std::to_string(rank.value) + " of generation " + std::to_string(generation.value);
+  if (const size_t verified = verified_[{generation, attempt}].size(); verified < world_size) {
+    Violation(who + " resumes when " + std::to_string(verified) + " of " +
+              std::to_string(world_size) + " ranks have what they restore");
+  }
   const auto [resume, first] = resumes_.insert({generation, {base, history}});
   if (resume->second.base != base) {
     Violation(who + " resumes from " + Text(base) + ", another rank from " +
@@ -43,12 +51,21 @@ void Auditor::OnResumed(Generation generation, Rank rank, std::optional<Snapshot
   if (first) CountResume(base);
 }
 
+bool Auditor::GrewFrom(SnapshotId snapshot, const SnapshotId& ancestor) const {
+  while (snapshot.generation > ancestor.generation) {
+    const auto resume = resumes_.find(snapshot.generation);
+    if (resume == resumes_.end() || !resume->second.base) return false;
+    snapshot = *resume->second.base;
+  }
+  return snapshot.generation == ancestor.generation && snapshot.step >= ancestor.step;
+}
+
 void Auditor::CountResume(const std::optional<SnapshotId>& base) {
   if (!base) {
     reached_.fresh_starts += 1;
     return;
   }
-  const bool below = floor_ && base->step < floor_->step;
+  const bool below = floor_ && !GrewFrom(*base, *floor_);
   if (below) {
     reached_.resumes_below_floor += 1;
     if (!beyond_policy_) {
@@ -70,6 +87,10 @@ void Auditor::OnRecord(const replication::wire::JobRecord& record) {
   if (record_ && record.generation() < record_->generation()) {
     Violation("the generation went back from " + std::to_string(record_->generation()) + " to " +
               std::to_string(record.generation()));
+  }
+  if (record_ && record.generation() == record_->generation() &&
+      record.decision().attempt() > record_->decision().attempt()) {
+    reached_.moves += 1;
   }
   for (const auto& snapshot : record.committed()) CheckCommitted(snapshot, record.world_size());
   record_ = record;

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/ids.h"
@@ -21,9 +23,12 @@ class Auditor {
   // A trainer has written its shard and asks for the seal. `content` is a hash of the bytes,
   // `history` of all that its group of ranks went through.
   void OnSealed(const SnapshotId& snapshot, Rank rank, uint64_t history, uint64_t content);
-  // A trainer may go on in `generation`. Nothing in `base`: it starts from the beginning.
-  void OnResumed(Generation generation, Rank rank, std::optional<SnapshotId> base, uint64_t history,
-                 uint64_t content);
+  // A trainer has read and checked what `attempt` of opening `generation` gives it, and says so.
+  void OnVerified(Generation generation, Attempt attempt, Rank rank);
+  // A trainer may go on in `generation`, of `world_size` ranks. Nothing in `base`: it starts from
+  // the beginning.
+  void OnResumed(Generation generation, Attempt attempt, Rank rank, uint32_t world_size,
+                 std::optional<SnapshotId> base, uint64_t history, uint64_t content);
   // The job's record as the metadata store has it now.
   void OnRecord(const replication::wire::JobRecord& record);
   // From here on at most `nodes` nodes with replicas, or single copies, were lost since everything
@@ -44,6 +49,7 @@ class Auditor {
     uint64_t resumes_above_floor = 0;  // From a snapshot that was complete but not committed.
     uint64_t resumes_below_floor = 0;
     uint64_t fresh_starts = 0;
+    uint64_t moves = 0;  // Of all ranks to an older snapshot, for one could not read its shard.
   };
   const Reached& reached() const { return reached_; }
 
@@ -59,8 +65,11 @@ class Auditor {
 
   void CheckCommitted(const replication::wire::RecordedSnapshot& snapshot, uint32_t world_size);
   void CountResume(const std::optional<SnapshotId>& base);
+  // Whether the job, at `snapshot`, has gone through `ancestor`.
+  bool GrewFrom(SnapshotId snapshot, const SnapshotId& ancestor) const;
 
   std::map<std::pair<SnapshotId, Rank>, Sealed> sealed_;
+  std::map<std::pair<Generation, Attempt>, std::set<Rank>> verified_;
   std::map<Generation, Resume> resumes_;
   std::map<SnapshotId, std::string> roots_;  // Of every snapshot that was ever committed.
   std::optional<SnapshotId> floor_;          // The newest commit that must be restorable.

@@ -15,6 +15,7 @@ constexpr Duration kFaultSeenMin =
     std::chrono::milliseconds(10);  // A broken connection of the communicator.
 constexpr uint64_t kFaultSeenSpreadMs = 40;
 constexpr uint64_t kBudgetBytes = 64 * kMiB;
+constexpr Duration kBeginTimeout = std::chrono::milliseconds(200);
 constexpr int kTimelineShownMax = 60;
 const JobName kJob("job");
 
@@ -33,7 +34,7 @@ SimCluster::SimCluster(uint64_t seed, const ClusterOptions& options)
       random_(seed),
       metadata_(&executor_, StoreId("sim-store")),
       control_(&executor_, &random_),
-      data_(&executor_, &random_),
+      data_(&executor_, &random_, options.network),
       nodes_(options.node_count),
       members_(options.world_size) {
   metadata_.SetWriteDelay(std::chrono::milliseconds(1));
@@ -109,6 +110,7 @@ void SimCluster::StartTrainer(size_t rank, size_t node) {
   plan.replicas = options_.replicas;
   plan.versions = options_.versions;
   plan.state_bytes = options_.state_bytes / 8 * 8;
+  plan.begin_timeout = options_.saves_block ? kBeginTimeout : Duration::zero();
   members_[rank].node = node;
   members_[rank].trainer =
       std::make_unique<SimTrainer>(&executor_, &random_, &auditor_, nodes_[node].node.get(),
@@ -182,6 +184,12 @@ void SimCluster::SetMetadataDown(bool down) {
   }
 }
 
+void SimCluster::MakeMetadataUnsure(size_t node) {
+  if (!nodes_[node].metadata) return;
+  nodes_[node].metadata->LoseReplies(static_cast<int>(random_.Next() % 3));
+  nodes_[node].metadata->LoseRequests(static_cast<int>(random_.Next() % 3));
+}
+
 // ---- The launcher ------------------------------------------------------------------------------
 void SimCluster::Tick() {
   ticks_ += 1;
@@ -228,6 +236,8 @@ void SimCluster::TickTraining() {
     return t.state() == SimTrainer::State::kTraining && t.generation() == generation;
   });
   if (!together) return Break();
+  const auto is_saving = [](const Member& m) { return m.trainer->is_saving(); };
+  if (options_.saves_block && std::any_of(members_.begin(), members_.end(), is_saving)) return;
   for (Member& member : members_) member.trainer->TakeStep();
   if (members_[0].trainer->step().value % options_.save_every == 0) {
     for (Member& member : members_) member.trainer->Save();

@@ -30,7 +30,11 @@ struct ClusterOptions {
   uint64_t state_bytes = 40'000;
   uint32_t chunk_bytes = 4096;
   uint32_t save_every = 3;
+  // A save holds up the step until it has been copied, as that of a trainer does whose state has no
+  // second place. Otherwise training goes on, and a rank that has no slot passes the step over.
+  bool saves_block = true;
   Duration lease_ttl = std::chrono::milliseconds(600);
+  SimNetworkOptions network;
 };
 
 // A whole cluster and one job in one process: the production logic of every node over simulated
@@ -58,6 +62,8 @@ class SimCluster {
   void CutOff(size_t node);
   void Heal(size_t node);
   void SetMetadataDown(bool down);
+  // The next changes that `node` sends to the metadata store happen or not, and it is not told.
+  void MakeMetadataUnsure(size_t node);
   // Flips one bit of a sealed shard in the memory of `node`; false when it holds none.
   bool DamageMemory(size_t node);
   // What was damaged may not have been found yet: one copy fewer than everybody believes.

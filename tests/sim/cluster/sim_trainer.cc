@@ -13,9 +13,11 @@ namespace {
 constexpr Duration kClaimRetry = std::chrono::milliseconds(50);
 constexpr Duration kReconfigureTimeout = std::chrono::seconds(20);
 constexpr Duration kChunkTime = std::chrono::microseconds(30);  // To write one into the slot.
+constexpr Duration kSlowChunkTime = std::chrono::milliseconds(2);
+constexpr uint64_t kSavesPerSlowOne = 4;
 constexpr Duration kReadPoll = std::chrono::milliseconds(1);
-constexpr Duration kBeginTimeout = std::chrono::milliseconds(200);
 constexpr uint32_t kReopensMax = 8;
+constexpr uint64_t kWritesPerRewrite = 8;  // One of so many saves writes a chunk twice.
 
 uint64_t Mix(uint64_t a, uint64_t b) {
   return SeededRandom(a ^ (b * 0x9e3779b97f4a7c15ULL)).Next();
@@ -174,6 +176,9 @@ void SimTrainer::Finish(const Status& outcome) {
   request.error = outcome.ToString();
   request.bytes = reading_->content.size();
   request.timeout = kReconfigureTimeout;
+  if (outcome.ok()) {
+    auditor_->OnVerified(reading_->decision.generation, request.attempt, plan_.rank);
+  }
   trainer_->FinishRestore(
       request,
       lifetime_.Wrap([this, round = round_](const Result<replication::FinishRestoreReply>& reply) {
@@ -200,7 +205,8 @@ void SimTrainer::OnFinished(const Result<replication::FinishRestoreReply>& reply
       auditor_->Violation("a restored state is not one that was ever saved");
   }
   generation_ = decision.generation;
-  auditor_->OnResumed(generation_, plan_.rank, base, history_, content);
+  auditor_->OnResumed(generation_, decision.attempt, plan_.rank, plan_.world_size, base, history_,
+                      content);
   StopReading();
   state_ = State::kTraining;
 }
@@ -219,7 +225,7 @@ void SimTrainer::TakeStep() {
 void SimTrainer::Save() {
   if (writing_ || beginning_ || state_ != State::kTraining) return;
   beginning_ = true;
-  trainer_->Begin(step_, kBeginTimeout,
+  trainer_->Begin(step_, plan_.begin_timeout,
                   lifetime_.Wrap([this, round = round_, step = step_, history = history_](
                                      const Result<replication::BeginReply>& begun) {
                     beginning_ = false;
@@ -241,8 +247,10 @@ void SimTrainer::Save() {
 void SimTrainer::OnBegun(const Result<replication::BeginReply>& begun) {
   writing_->save = begun->save;
   writing_->memory = begun->memory;
-  writing_->epoch = begun->epoch;
   writing_->content = ContentOf(writing_->history);
+  const uint64_t chunk_count = CeilDiv(plan_.state_bytes, begun->memory->geometry().chunk_bytes);
+  if (random_->Next() % kWritesPerRewrite == 0) writing_->rewrite = random_->Next() % chunk_count;
+  writing_->chunk_time = random_->Next() % kSavesPerSlowOne == 0 ? kSlowChunkTime : kChunkTime;
   store::ShardContents contents;
   store::TensorEntry& tensor = contents.tensors.emplace_back();
   tensor.name = "state";
@@ -266,16 +274,31 @@ void SimTrainer::WriteChunks() {
     const std::span<const char> source(
         writing_->content.data() + offset,
         std::min<uint64_t>(chunk_bytes, writing_->content.size() - offset));
-    const Hash128 hash =
-        CopyAndHash(memory.data().subspan(offset, source.size()), std::as_bytes(source));
+    const std::span<std::byte> target = memory.data().subspan(offset, source.size());
+    Hash128 hash = CopyAndHash(target, std::as_bytes(source));
+    if (writing_->rewrite == writing_->next_chunk) {
+      target[0] ^= std::byte{1};
+      hash = HashBytes(target);
+    }
     control.Publish(writing_->next_chunk, hash);
     writing_->next_chunk += 1;
-    const auto jitter =
-        Duration(static_cast<int64_t>(random_->Next() % static_cast<uint64_t>(kChunkTime.count())));
-    executor_->RunAfter(kChunkTime + jitter, lifetime_.Wrap([this, round = round_] {
+    const Duration base = writing_->chunk_time;
+    const Duration jitter(
+        static_cast<int64_t>(random_->Next() % static_cast<uint64_t>(base.count())));
+    executor_->RunAfter(base + jitter, lifetime_.Wrap([this, round = round_] {
       if (round == round_ && writing_) WriteChunks();
     }));
     return;
+  }
+  if (writing_->rewrite) {
+    // As a copy does that is begun anew: whoever has read the chunk already has other bytes.
+    writing_->next_chunk = *std::exchange(writing_->rewrite, std::nullopt);
+    const uint64_t again = writing_->next_chunk * chunk_bytes;
+    const std::span<const char> source(
+        writing_->content.data() + again,
+        std::min<uint64_t>(chunk_bytes, writing_->content.size() - again));
+    control.Publish(writing_->next_chunk, CopyAndHash(memory.data().subspan(again, source.size()),
+                                                      std::as_bytes(source)));
   }
   auditor_->OnSealed(writing_->snapshot, plan_.rank, writing_->history, HashOf(writing_->content));
   trainer_->Seal(writing_->save, /*sound=*/true,

@@ -24,6 +24,7 @@ struct TrainerPlan {
   uint32_t replicas = 1;
   uint32_t versions = 1;
   uint64_t state_bytes = 0;
+  Duration begin_timeout{};  // How long a save waits for a slot.
 };
 
 // A save on its way into its slot, chunk by chunk.
@@ -34,7 +35,8 @@ struct SimWriting {
   uint64_t history = 0;
   std::string content;
   uint64_t next_chunk = 0;
-  uint64_t epoch = 0;
+  std::optional<uint64_t> rewrite;  // The chunk that is to be written again before the seal.
+  Duration chunk_time{};
 };
 // A shard on its way back.
 struct SimReading {
@@ -76,6 +78,8 @@ class SimTrainer : public replication::TrainerListener {
   void Save();
 
   State state() const { return state_; }
+  // Waits for a slot, or copies into it.
+  bool is_saving() const { return beginning_ || writing_.has_value(); }
   const TrainerPlan& plan() const { return plan_; }
   replication::ProcessId process() const { return process_; }
   Generation generation() const { return generation_; }

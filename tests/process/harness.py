@@ -88,17 +88,23 @@ class Reference:
 class Job:
     """A cluster, one job on it, and a launcher that puts a new process in every lost rank's place."""
 
-    def __init__(self, node_count, run_options, exit_on_fault=False):
+    def __init__(self, node_count, run_options, exit_on_fault=False, cluster=None, name=JOB):
+        """On a cluster of its own, or on one that runs and goes on."""
         self.directory = tempfile.mkdtemp(prefix="backstay-process-")
         self.options = run_options
-        self.cluster = Cluster(BINARIES, self.directory, node_count,
-                               memory_budget_mib=int(run_options.state_mib * 40 + 64))
-        self.training = Training(BINARIES, self.directory, run_options, JOB, exit_on_fault)
+        self.name = name
+        self._owns_cluster = cluster is None
+        self.cluster = cluster or Cluster(BINARIES, self.directory, node_count,
+                                          memory_budget_mib=int(run_options.state_mib * 40 + 64))
+        self.training = Training(BINARIES, self.directory, run_options, name, exit_on_fault)
         self._restart_all = exit_on_fault
         self._rules = []
+        self._later = []
         self.fired = []
 
     def __enter__(self):
+        if not self._owns_cluster:
+            return self
         try:
             self.cluster.start()
         except BaseException:  # An interruption, too: __exit__ does not run for it.
@@ -114,7 +120,8 @@ class Job:
     def _stop(self):
         with signals_held():
             self.training.stop()
-            self.cluster.stop()
+            if self._owns_cluster:
+                self.cluster.stop()
             shutil.rmtree(self.directory)
 
     def start(self):
@@ -124,12 +131,29 @@ class Job:
         """Once, at the first (member, event) that `condition` accepts, runs action(member, event)."""
         self._rules.append([name, condition, action, False])
 
+    def later(self, delay_s, action):
+        """Runs action() in the loop of run(), or at its end."""
+        self._later.append((time.monotonic() + delay_s, action))
+
+    def _run_later(self, now):
+        due = [entry for entry in self._later if entry[0] <= now]
+        self._later = [entry for entry in self._later if entry[0] > now]
+        for _, action in due:
+            action()
+
     def run(self):
         """Until every rank has finished; the launcher acts meanwhile. Returns the ranks' digests."""
+        try:
+            return self._run_to_end()
+        finally:
+            self._run_later(float("inf"))
+
+    def _run_to_end(self):
         deadline = time.monotonic() + RUN_TIMEOUT_S
         while time.monotonic() < deadline:
             for member, event in self.training.poll():
                 self._apply_rules(member, event)
+            self._run_later(time.monotonic())
             if all(m.last("finished") and m.child.exit_code() == 0 for m in self.training.members):
                 return [m.last("finished")["digest"] for m in self.training.members]
             self._replace_lost()
@@ -185,7 +209,7 @@ class Job:
     # ---- Looking ----------------------------------------------------------------------------------------------------
 
     def why(self):
-        return self.cluster.ask("why", JOB)
+        return self.cluster.ask("why", self.name)
 
     def leader(self):
         why = wait_for(lambda: (lambda w: w if w and w.get("leader_answered") else None)(self.why()), "a leader")

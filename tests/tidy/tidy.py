@@ -43,6 +43,9 @@ LIBRARIES = [
 CLIENT_LIBRARIES = re.compile(r"^(protozero/|xxhash\.h$|gloo/)")
 SYSTEM_HEADER = re.compile(r"^([a-z_]+|(sys|netinet|arpa|linux|net)/[a-z_]+\.h|[a-z_]+\.h)$")
 
+PROTOCOL = "docs/protocol.md"
+ATTACKS = "docs/attacks.md"
+
 LINE_COLUMNS_MAX = 100
 FILE_LINES_MAX = 600
 HEADER_LINES_MAX = 250
@@ -81,6 +84,8 @@ class Tidy:
                 self.check_links(path, lines)
             if os.path.basename(path) == "CMakeLists.txt":
                 self.check_targets(path, lines)
+        if os.path.exists(os.path.join(self.root, ATTACKS)):
+            self.check_attacks()
         for index, (rule, pattern, _) in enumerate(self.allowed):
             if index not in self.excused:
                 self.findings.append(("tests/tidy/allowed.py", 1, "allowed", f"({rule}, {pattern}) excuses nothing"))
@@ -179,6 +184,56 @@ class Tidy:
                 if size > FUNCTION_LINES_MAX:
                     self.report(path, start[0], "function-size", f"{size} lines, at most {FUNCTION_LINES_MAX}")
                 start = None
+
+    # Every attack that the protocol names has a row with tests that exist.
+    def check_attacks(self):
+        def read(path):
+            if not os.path.exists(os.path.join(self.root, path)):
+                return ""
+            with open(os.path.join(self.root, path), encoding="utf-8") as file:
+                return file.read()
+
+        rules = re.sub(r"\s*\n\s*", " ", read(PROTOCOL))
+        named = [attack.rstrip(".") for attack in re.findall(r"\*Attack: (.*?)\*", rules)]
+        tests = self.test_names()
+        rows = []
+        for number, line in enumerate(read(ATTACKS).split("\n"), 1):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if len(cells) != 3 or cells[0] in ("attack", "---"):
+                continue
+            rows.append(cells[0])
+            if cells[0] not in named:
+                self.report(ATTACKS, number, "attack", f"{PROTOCOL} does not name this attack")
+                continue
+            known = re.findall(r"`([\w.]+)`", cells[1])
+            if not known:
+                self.report(ATTACKS, number, "attack", "no test carries it out")
+            for name in known:
+                if name not in tests:
+                    self.report(ATTACKS, number, "attack", f"there is no test {name}")
+            for bug in re.findall(r"`(\w+)`", cells[2]):
+                if not os.path.exists(os.path.join(self.root, "tests/sim/planted", bug + ".patch")):
+                    self.report(ATTACKS, number, "attack", f"no bug {bug} is planted")
+        for attack in named:
+            if attack not in rows:
+                self.report(PROTOCOL, 1, "attack", f"{ATTACKS} has no row for: {attack}")
+
+    # "Suite.Name" of every test in C++ and Python.
+    def test_names(self):
+        names = set()
+        for path in self.files():
+            if not path.startswith("tests/") or not path.endswith((".cc", ".py")):
+                continue
+            with open(os.path.join(self.root, path), encoding="utf-8") as file:
+                text = file.read()
+            names.update(f"{suite}.{name}" for suite, name in re.findall(r"^TEST(?:_F|_P)?\((\w+), (\w+)\)", text, re.M))
+            suite = None
+            for line in text.split("\n"):
+                if match := re.match(r"class (\w+)\(", line):
+                    suite = match[1]
+                elif match := re.match(r"    def (test_\w+)\(", line):
+                    names.add(f"{suite}.{match[1]}")
+        return names
 
     # Links and mentions of code in documents.
     def check_links(self, path, lines):

@@ -44,6 +44,7 @@ PLANTED = [
     ("pragma", "client/include/a.hpp", "int a;\n", 1),
     ("link", "docs/a.md", "see [b](b.md)\n", 1),
     ("mention", "docs/save_path.md", "`store/none.cc:Seal`\n", 1),
+    ("attack", "docs/attacks.md", "| nobody names it | `SaveTest.Seals` | |\n", 1),
 ]
 
 
@@ -84,6 +85,21 @@ class TidyTest(unittest.TestCase):
     def test_mention_of_a_missing_function_is_found(self):
         files = {"store/a.cc": "void Seal();\n", "docs/save_path.md": "`store/a.cc:Unseal`\n"}
         self.assertEqual(self.findings(files), [("mention", "docs/save_path.md", 1)])
+
+    def test_attacks_need_tests_that_exist(self):
+        files = {
+            "docs/protocol.md": "* A rule. *Attack: it is\n  broken.* And *Attack: again.*\n",
+            "docs/attacks.md": "| attack | tests | planted |\n|---|---|---|\n| it is broken | `SaveTest.Seals` | `bug` |\n",
+            "tests/unit/save_test.cc": "TEST_F(SaveTest, Seals) {\n}\n",
+            "tests/sim/planted/bug.patch": "",
+        }
+        self.assertEqual(self.findings(files), [("attack", "docs/protocol.md", 1)])
+        files["docs/attacks.md"] += "| again | `KillTest.test_it` | |\n"
+        self.assertEqual(self.findings(files), [("attack", "docs/attacks.md", 4)])
+        files["tests/process/kill_test.py"] = "class KillTest(Base):\n    def test_it(self):\n"
+        self.assertEqual(self.findings(files), [])
+        del files["tests/sim/planted/bug.patch"]
+        self.assertEqual(self.findings(files), [("attack", "docs/attacks.md", 3)])
 
     def test_exceptions_are_by_rule_and_path_and_must_be_used(self):
         files = {"store/a.cc": "#ifdef A\n#endif\n"}

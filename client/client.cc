@@ -127,7 +127,10 @@ Result<std::shared_ptr<Save>> Client::Begin(uint64_t step, uint32_t timeout_ms, 
       std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now() - start);
   auto save = std::make_shared<Save>(
       shared_from_this(), local::SnapshotRef{.generation = begun->generation, .step = step},
-      Save::SlotUse{.slot_id = begun->slot_id, .epoch = begun->epoch, .slot = std::move(*slot)},
+      Save::SlotUse{.connection = reply->epoch,
+                    .slot_id = begun->slot_id,
+                    .epoch = begun->epoch,
+                    .slot = std::move(*slot)},
       sound_later, static_cast<uint64_t>(took.count()));
   {
     const std::lock_guard lock(mutex_);
@@ -137,9 +140,13 @@ Result<std::shared_ptr<Save>> Client::Begin(uint64_t step, uint32_t timeout_ms, 
   // The service frees the slot of a save that failed at once. Copy threads of this process may
   // still be writing to it, and their last chunk must not become one of this save's.
   for (const auto& other : Saves()) {
-    if (other->slot_use().slot_id != begun->slot_id) continue;
-    if (other->slot_use().epoch < begun->epoch) other->OnSlotTaken();
-    if (other->slot_use().epoch > begun->epoch) save->OnSlotTaken();
+    const Save::SlotUse& use = other->slot_use();
+    if (other == save || use.slot_id != begun->slot_id) continue;
+    const bool is_same_connection = use.connection == reply->epoch;
+    if (use.connection < reply->epoch || (is_same_connection && use.epoch < begun->epoch)) {
+      other->OnSlotTaken();
+    }
+    if (is_same_connection && use.epoch > begun->epoch) save->OnSlotTaken();
   }
   // Lost before the save was in the list of those that hear of it.
   if (reply->epoch != epoch()) {

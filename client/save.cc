@@ -1,5 +1,7 @@
 #include "client/save.h"
 
+#include <utility>
+
 #include "client/client.h"
 #include "client/limits.h"
 
@@ -217,13 +219,13 @@ bool Save::OnServiceLost(const Status& why) {
 
 void Save::OnSlotTaken() {
   std::shared_ptr<CopyJob> job;
+  bool was_gone = false;
   {
     const std::lock_guard lock(mutex_);
-    if (slot_is_gone_) return;
-    slot_is_gone_ = true;
+    was_gone = std::exchange(slot_is_gone_, true);
     job = job_;
   }
-  OnFenced(Stale("the service has given its slot to a later save"));
+  if (!was_gone) OnFenced(Stale("the service has given its slot to a later save"));
   // A chunk in the making takes well under a second. Without a job none is started any more.
   if (job != nullptr) job->Wait(CopyJob::kAllGroups, TimePoint::max());
 }

@@ -40,8 +40,9 @@ class Save : public std::enable_shared_from_this<Save> {
 
   // One use of a slot.
   struct SlotUse {
+    uint64_t connection = 0;  // Connection::epoch() when it was handed over.
     uint64_t slot_id = 0;
-    uint64_t epoch = 0;  // Grows with each use.
+    uint64_t epoch = 0;  // Grows with each use; a service that starts again counts anew.
     std::shared_ptr<const MappedSlot> slot;
   };
 

@@ -10,7 +10,7 @@ usage() {
 
 # One group a line: tools, messages and storage, service, tests.
 packages=(
-  g++ cmake ninja-build ccache lld pkg-config git ca-certificates python3
+  g++ cmake ninja-build ccache lld patch pkg-config git ca-certificates python3
   protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libprotozero-dev libsqlite3-dev libxxhash-dev libssl-dev
   libspdlog-dev libcli11-dev prometheus-cpp-dev nlohmann-json3-dev libsystemd-dev
   libgloo-dev libgtest-dev libgmock-dev iperf3

@@ -91,6 +91,27 @@ TEST_F(FailureTest, AnUnsealedSaveFailsWhenTheServiceGoes) {
   EXPECT_EQ(service_.Received(ClientBody::kAbandon).size(), 0u);
 }
 
+// Attack: the service has started again and counts its slots and their uses from the beginning; the
+// trainer still has the handle of a save from before, in a later use of the slot of that number.
+// The new save was taken for an older one, failed, and held its slot at the service for ever.
+TEST_F(FailureTest, HandlesFromBeforeAServicesStartSayNothingOfItsSlots) {
+  std::optional<Save> committed;
+  for (uint64_t step = 1; step < 10; ++step) {
+    Result<Save> save = client_->Begin(step, kLongMs);
+    ASSERT_OK(save.status());
+    ASSERT_OK(save->AddTensor(Contiguous("w", data_)));
+    ASSERT_OK(save->StartCopy(1));
+    ASSERT_OK(save->WaitCommitted(kLongMs));
+    committed.emplace(std::move(*save));
+  }
+  service_.Stop();
+  ASSERT_TRUE(WaitEvent(BACKSTAY_EVENT_SERVICE_LOST).has_value());
+  service_.Start(/*keep_state=*/false);
+  ASSERT_TRUE(WaitEvent(BACKSTAY_EVENT_SERVICE_BACK).has_value());
+  for (uint64_t step = 10; step < 13; ++step) SaveAndCommit(step, 5000, 1);
+  EXPECT_EQ(service_.filling_slots(), 0u);
+}
+
 TEST_F(FailureTest, TheServiceThatComesBackHearsWhatWasNotSaved) {
   Result<Save> save = client_->Begin(1, kLongMs);
   ASSERT_OK(save.status());

@@ -423,7 +423,7 @@ void FakeService::HandleBegin(const wire::ClientFrame& frame, Answer* answer) {
   while (found != slots_.end() && found->second->filling) ++found;
   if (found == slots_.end()) {
     if (slots_.size() == 2) return SetStatus(&answer->frame, NoSpace("no slot is free"));
-    found = slots_.emplace(next_id_++, std::make_unique<Slot>(slot_bytes)).first;
+    found = slots_.emplace(slots_.size() + 1, std::make_unique<Slot>(slot_bytes)).first;
   }
   Slot& slot = *found->second;
   slot.filling = true;

@@ -107,6 +107,8 @@ class JobLeader {
   void StepRepairs();
   // The base that is still to be committed.
   std::optional<SnapshotId> OpenBase() const;
+  // The oldest step that is whole and waits for replicas, once it has done so for long.
+  std::optional<SnapshotId> OpenForLong() const;
   // Whether it ever will be, as far as is known: else nothing has to wait for it.
   bool BaseIsOutOfReach() const;
   bool InventoryIsComplete() const;

@@ -86,6 +86,17 @@ bool JobLeader::BaseIsOutOfReach() const {
   return base == refused_base_ || snapshot == nullptr || !CommitTracker::HasEveryShard(*snapshot);
 }
 
+std::optional<SnapshotId> JobLeader::OpenForLong() const {
+  for (const auto& [id, snapshot] : tracker_.snapshots()) {
+    if (!MayCommit(id) || id.generation.value != record_.record().generation()) continue;
+    if (!CannotCommit(snapshot).empty()) continue;
+    const bool is_whole = CommitTracker::HasEveryShard(snapshot) && !tracker_.IsProtected(snapshot);
+    const bool for_long = seams_.executor->Now() - snapshot.first_seen >= config_.open_patience;
+    return is_whole && for_long ? std::optional(id) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
 void JobLeader::StepRepairs() {
   repair_needed_ = false;
   const wire::JobRecord& record = record_.record();
@@ -110,6 +121,8 @@ void JobLeader::StepRepairs() {
       input.wanted.push_back(id);
     }
   }
+  input.open = OpenForLong();
+  if (input.open.has_value()) input.wanted.push_back(*input.open);
   std::ranges::sort(input.wanted, [](const SnapshotId& a, const SnapshotId& b) { return b < a; });
   const bool anything_missing = std::ranges::any_of(input.wanted, [&](const SnapshotId& id) {
     const TrackedSnapshot* snapshot = tracker_.Find(id);

@@ -48,6 +48,9 @@ struct LeaderConfig {
   Duration retry_max = std::chrono::seconds(1);
   // How often holders are asked what they hold, to learn of replicas that were found bad.
   Duration inventory_interval = std::chrono::seconds(10);
+  // A step that is whole and has been open for so long is repaired like a committed one: its
+  // primaries may have started again, and offer it to nobody.
+  Duration open_patience = std::chrono::seconds(5);
   // Repairs that one node may be the source, or the target, of at a time.
   uint32_t repairs_per_node_max = 2;
   // A repair that was ordered and not reported done in this time is ordered again, perhaps

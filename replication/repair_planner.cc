@@ -47,9 +47,10 @@ class Planner {
       if (snapshot == nullptr) continue;
       for (const auto& [id, shard] : snapshot->shards) {
         if (shard.digest.empty() || input_.tracker->IsShardProtected(shard)) continue;
-        ++plan_.under_protected_count;
+        const bool counts = input_.open != snapshot->id;
+        plan_.under_protected_count += counts ? 1 : 0;
         if (shard.live_domains == 0) {
-          ++plan_.lost_count;
+          plan_.lost_count += counts ? 1 : 0;
           continue;
         }
         const bool is_base = input_.base == snapshot->id;

@@ -29,6 +29,7 @@ struct RepairInput {
   const CommitTracker* tracker = nullptr;
   std::vector<SnapshotId> wanted;       // Kept and pinned ones, most valuable (newest) first.
   std::optional<SnapshotId> base;       // Not committed yet: nothing commits before it.
+  std::optional<SnapshotId> open;       // Of `wanted`; not promised to anybody: not counted.
   std::vector<PlacementNode> nodes;     // Alive.
   std::map<ShardId, NodeId> primaries;  // Where the shard's trainer is now.
   std::map<ShardId, std::vector<NodeId>>
@@ -41,7 +42,7 @@ struct RepairInput {
 
 struct RepairPlan {
   std::vector<Repair> start;  // In order of urgency: the base, then the fewest live copies.
-  uint64_t under_protected_count = 0;  // Shards (of wanted snapshots) with too few live domains.
+  uint64_t under_protected_count = 0;  // Shards (of what is promised) with too few live domains.
   uint64_t lost_count = 0;             // Of those, with no live holder.
   uint64_t stuck_count = 0;            // Of those, for which no node qualifies as a target.
 };

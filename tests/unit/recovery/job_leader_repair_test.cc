@@ -35,6 +35,23 @@ TEST_F(JobLeaderTest, ANodeThatPromisesNoMemoryIsRepairedTo) {
   EXPECT_TRUE(cluster_.node("c").reserved.empty());
 }
 
+// Attack: a service starts again when its shard of a step has one replica of two. Nobody offers it
+// any more, and every rank's slots hold the step until its deadline.
+TEST_F(JobLeaderTest, AStepThatNobodyOffersAnyMoreIsMadeWhole) {
+  StartJob();
+  for (const uint32_t rank : {0u, 1u}) {
+    wire::ShardReport report = cluster_.MakeReport(1, 10, rank);
+    cluster_.AddHolder(report, "b");
+    cluster_.Hold("b", 1, 10, rank);
+    cluster_.Report("b", report);
+  }
+  cluster_.executor().RunFor(std::chrono::seconds(1));
+  EXPECT_FALSE(cluster_.Happened(timeline::kRepairStarted));
+  EXPECT_TRUE(
+      cluster_.RunUntil([&] { return cluster_.CommitIsRecorded(10); }, std::chrono::seconds(20)));
+  EXPECT_FALSE(cluster_.Happened(timeline::kUnderProtected)) << "nothing was promised yet";
+}
+
 TEST_F(JobLeaderTest, AReplicaThatAHolderFoundBadIsMadeAgain) {
   StartJob();
   Commit(10);

@@ -4,7 +4,7 @@ set -uo pipefail
 program=$1 patch=$2
 
 echo "planted: $(head -1 "$patch")"
-output=$(BACKSTAY_SIM_FRESH=0 "$program" --gtest_filter='Cluster.SurvivesWhatThePolicyPromises' 2>&1)
+output=$(BACKSTAY_SIM_LAST=1500 BACKSTAY_SIM_FRESH=0 "$program" --gtest_filter='Cluster.SurvivesWhatThePolicyPromises' 2>&1)
 code=$?
 if [ $code -eq 0 ]; then
   echo "FAILED: no seed has found it"

@@ -90,8 +90,20 @@ void Callers::Supersede(const AttemptUuid& uuid, const AttemptUuid& by) {
                    uuid.value));
 }
 
-bool Callers::Add(const NodeInstance& from, const Reconfigure& request, Instant now,
-                  replication::ReplyFunction reply) {
+// What another process has called for in this one's place.
+void Callers::SupersedeOfOthers(const Reconfigure& request) {
+  const AttemptUuid uuid(request.uuid());
+  std::vector<AttemptUuid> hopeless;
+  for (const auto& [other, group] : groups_) {
+    const auto called = group.called_by.find(request.rank());
+    if (other == uuid || called == group.called_by.end()) continue;
+    if (called->second != request.trainer()) hopeless.push_back(other);
+  }
+  for (const AttemptUuid& other : hopeless) Supersede(other, uuid);
+}
+
+bool Callers::Add(const NodeInstance& from, const Reconfigure& request, bool is_claimant,
+                  Instant now, replication::ReplyFunction reply) {
   if (Status status = Check(request); !status.ok()) {
     reply(std::move(status));
     return false;
@@ -103,6 +115,7 @@ bool Callers::Add(const NodeInstance& from, const Reconfigure& request, Instant 
     newest.call = request.call();
     newest.at = now;
     if (earlier != uuid && groups_.contains(earlier)) Supersede(earlier, uuid);
+    if (is_claimant) SupersedeOfOthers(request);
   }
   CallGroup& group = groups_[uuid];
   if (group.world_size == 0) group.world_size = request.world_size();
@@ -123,6 +136,7 @@ bool Callers::Add(const NodeInstance& from, const Reconfigure& request, Instant 
                 : Stale("another trainer called for rank " + std::to_string(request.rank())));
   }
   const Duration wish = std::chrono::milliseconds(request.timeout_ms());
+  group.called_by[request.rank()] = request.trainer();
   caller.node = from;
   caller.request = request;
   caller.deadline = now + std::min(wish, kTimeoutMax);

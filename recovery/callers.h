@@ -31,6 +31,7 @@ struct Caller {
 struct CallGroup {
   uint32_t world_size = 0;
   std::map<uint32_t, Caller> callers;
+  std::map<uint32_t, uint64_t> called_by;  // Trainers by rank, also those that are gone since.
 
   bool AllPresent() const { return world_size != 0 && callers.size() == world_size; }
   std::vector<uint32_t> MissingRanks() const;
@@ -58,9 +59,10 @@ class Callers {
   static constexpr Duration kCallKept = std::chrono::minutes(10);
 
   // Answers calls that can be refused at once: kStale, kInvalidArgument. True: the call was taken;
-  // its reply is kept.
-  bool Add(const NodeInstance& from, const replication::wire::Reconfigure& request, Instant now,
-           replication::ReplyFunction reply);
+  // its reply is kept. `is_claimant`: the rank's shard is this trainer's now, so that what another
+  // one has called for as this rank will never be complete.
+  bool Add(const NodeInstance& from, const replication::wire::Reconfigure& request,
+           bool is_claimant, Instant now, replication::ReplyFunction reply);
   CallGroup* Find(const AttemptUuid& uuid);
   const std::map<AttemptUuid, CallGroup>& groups() const { return groups_; }
 
@@ -82,6 +84,7 @@ class Callers {
  private:
   Status Check(const replication::wire::Reconfigure& request) const;
   void Supersede(const AttemptUuid& uuid, const AttemptUuid& by);
+  void SupersedeOfOthers(const replication::wire::Reconfigure& request);
 
   struct NewestCall {
     uint64_t call = 0;

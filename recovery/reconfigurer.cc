@@ -74,9 +74,11 @@ void Reconfigurer::OnReconfigure(const Request& request, replication::ReplyFunct
     restores_.erase(restored);
   }
   const bool is_new = callers_.Find(uuid) == nullptr && !IsDecided(uuid);
-  if (!callers_.Add(replication::FromWire(request.header().from()), call, seams_.executor->Now(),
-                    std::move(reply)))
+  const bool is_claimant = leader_.IsClaimant(ShardId(call.shard_id()), call.trainer());
+  if (!callers_.Add(replication::FromWire(request.header().from()), call, is_claimant,
+                    seams_.executor->Now(), std::move(reply))) {
     return;
+  }
   if (is_new) {
     leader_.timeline().Add(timeline::kReconfigureCalled,
                            uuid.value + ", by rank " + std::to_string(call.rank()) + " of " +

@@ -73,6 +73,11 @@ void JobLeader::Poke() {
   }));
 }
 
+bool JobLeader::IsClaimant(const ShardId& shard, uint64_t trainer) const {
+  const auto member = admission_.members().find(shard);
+  return member != admission_.members().end() && member->second.trainer == trainer;
+}
+
 void JobLeader::Depose(const Status& why) {
   if (deposed_) return;
   deposed_ = true;

@@ -68,6 +68,8 @@ class JobLeader {
   const wire::JobRecord& record() const { return record_.record(); }
   void Apply(RecordWriter::Change change, StatusCompletion done);
   const LiveTrainers& trainers() const { return trainers_; }
+  // The shard's newest claim that this leader has admitted, or is admitting, is this trainer's.
+  bool IsClaimant(const ShardId& shard, uint64_t trainer) const;
   const MembershipView& members() const { return seams_.membership->view(); }
   // When a node was last lost; the beginning of this leadership counts as one.
   Instant last_loss() const { return last_loss_; }

@@ -2,8 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 
+#include "recovery/callers.h"
 #include "tests/unit/recovery/reconfigurer_fixture.h"
 
 namespace backstay::testing {
@@ -107,6 +109,42 @@ TEST_F(ReconfigurerTest, ACallThatCameAfterALaterOneWasDecidedClosesNothing) {
   EXPECT_EQ(CodeOf(cluster_.Wait(again)), StatusCode::kStale);
   EXPECT_EQ(cluster_.ReadRecord().generation(), 2u);
   EXPECT_EQ(cluster_.ReadRecord().closing_uuid(), "");
+}
+
+// Attack: a rank's service starts again while it waits, and its trainer, now under another number,
+// begins another reconfiguration. The others waited for it in the first one until their deadlines.
+TEST(Callers, ALaterClaimantOfARankEndsWhatTheEarlierOneCalledFor) {
+  recovery::Callers callers;
+  const Instant now = Instant() + std::chrono::seconds(1);
+  std::map<std::string, StatusCode> answers;
+  const auto call = [&](const std::string& uuid, uint32_t rank, uint64_t trainer,
+                        bool is_claimant) {
+    wire::Reconfigure request;
+    request.set_uuid(uuid);
+    request.set_rank(rank);
+    request.set_world_size(3);
+    request.set_shard_id(std::to_string(rank));
+    request.set_trainer(trainer);
+    request.set_call(1);
+    request.set_timeout_ms(1000);
+    const std::string name = uuid + "/" + std::to_string(rank);
+    callers.Add({NodeId("a"), Incarnation(1)}, request, is_claimant, now,
+                [&answers, name](const Result<wire::Reply>& reply) {
+                  answers[name] = reply.status().code();
+                });
+  };
+  call("u1", 0, 100, true);
+  call("u1", 1, 101, true);
+  callers.DropGone([](recovery::Caller& caller) { return caller.request.trainer() == 100; });
+  EXPECT_EQ(answers.erase("u1/0"), 1u);
+  call("u2", 0, 500, false);  // A stranger says nothing of the rank.
+  EXPECT_TRUE(answers.empty());
+  call("u3", 0, 900, true);
+  EXPECT_EQ(answers, (std::map<std::string, StatusCode>{{"u1/1", StatusCode::kStale},
+                                                        {"u2/0", StatusCode::kStale}}));
+  call("u1", 2, 102, true);
+  EXPECT_EQ(answers["u1/2"], StatusCode::kStale);
+  EXPECT_EQ(callers.groups().size(), 1u);
 }
 
 // Attack: a split job whose halves steal the generation from each other.
